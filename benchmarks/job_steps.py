@@ -55,6 +55,16 @@ ADDED_GRADIENTS = ("megatron-2020", "megatron-sc21", "bigscience-176B", "llm-fou
 """Sources whose framework adds gradients of micro-batches by kernels of their own."""
 TENSOR_OVERLAP = ("mlperf-gpt3", "megatron-bridge")
 """Sources whose public recipes run tensor-parallel communication beside products."""
+FRAMEWORKS = {
+    "Megatron-LM": "megatron",
+    "Megatron-DeepSpeed": "deepspeed",
+    "Megatron-Bridge": "nemo",
+    "MLPerf": "nemo",
+    "NeMo": "nemo",
+    "composer+FSDP": "llm-foundry",
+    "nanotron": "nanotron",
+}
+"""Framework of a row by the first word of the table's column."""
 DTYPES = {"fp16": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
 LORA = nj.Lora(16, ("qkv",))
 """Of Megatron-Bridge's recipe for Llama 3 70B."""
@@ -156,6 +166,7 @@ def jobs_of(row: Any) -> list[Job]:
             "global_batch_size": max(round(row.gbs / at_once), 1) * at_once,
             "sequence_length": int(row.seq),
             "dtype": dtype_of(row),
+            "framework": FRAMEWORKS.get(row.framework.split()[0]),
             "gradient_dtype": "fp32" if "fp32" in row.dtype else "bf16",
             "attention": attention_of(row),
             "fused_accumulation": row.source not in ADDED_GRADIENTS,
@@ -385,7 +396,8 @@ def main() -> None:
     usual = Software()
     forecasts = {"priors": np.asarray(rows.forecast(usual, rows.counts(usual))), "source left out": left_out(rows)}
     print(tables(rows, forecasts))
-    print(claims(rows.frame, rows.jobs, rows.truth, forecasts["source left out"]))
+    gpus = [nj.load_gpu(GPUS[name]) for name in rows.frame.gpu]
+    print(claims(rows.frame, rows.jobs, gpus, rows.truth, forecasts["source left out"]))
     print(f"\nleft out: {len(rows.skipped)}", *sorted(set(rows.skipped.values())), sep="\n- ")
     everything = fit(rows, np.ones(len(rows.truth), bool))
     print({name: round(float(getattr(everything, name)), 6) for name in FITTED})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from neusight_jax.arithmetic import dtype_bytes
-from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph
+from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph, Node
 
 INPUT_NOT_SAVED: frozenset[str] = frozenset(
     {"add", "addu", "mulu", "divu", "where", "copy", "dropout", "softmax", "tanh", "relu", "embedding", "gradient_sum"}
@@ -19,6 +21,63 @@ NO_OUTPUT: frozenset[str] = frozenset({"small", "views", "gradient_sum"})
 CROWDED_SHARE = 0.85
 """A training step that needs more than this share of the memory, by estimate, is crowded: the estimate is right to a
 fifth."""
+
+
+REBUILT: dict[str, tuple[str, ...]] = {
+    "attention": ("attention",),
+    "norm": ("layernorm",),
+    "activation": ("pointwise", "experts"),
+}
+"""Operators of fused layers that can be run again by themselves (Megatron-Core, `--recompute-modules`: core_attn,
+layernorm, moe_act), with the `op` of their nodes."""
+
+
+class Saved(NamedTuple):
+    """What a forward pass keeps for its backward pass, bytes of one micro-batch.
+
+    Attributes:
+      layers: of all layers; ends: of embedding, head and loss.
+      widest: of the operator of a layer that keeps most, about what the gradients inside a layer take.
+      rebuilt: the part of `layers` that goes where one of `REBUILT` is run again, by operator.
+    """
+
+    layers: float
+    ends: float = 0.0
+    widest: float = 0.0
+    rebuilt: tuple[float, ...] = (0.0,) * len(REBUILT)
+
+    def peak(self) -> float:
+        """Most of one micro-batch with nothing run again: after the loss, or in a layer's backward pass."""
+        return self.layers + max(self.ends, self.widest)
+
+
+def summed_saved(parts: Sequence[tuple[Saved, int]]) -> Saved:
+    """`Saved` of several pieces of a stage, each so many times."""
+    return Saved(
+        layers=sum(saved.layers * times for saved, times in parts),
+        ends=sum(saved.ends * times for saved, times in parts),
+        widest=max((saved.widest for saved, _ in parts), default=0.0),
+        rebuilt=tuple(sum(saved.rebuilt[at] * times for saved, times in parts) for at in range(len(REBUILT))),
+    )
+
+
+def is_rebuilt(node: Node, operator: str) -> bool:
+    """Whether a node is run again where an operator of `REBUILT` is; attention always, others where they keep less."""
+    return bool(node.section) and node.op in REBUILT[operator] and (node.rebuilt_bytes > 0 or operator == "attention")
+
+
+def saved_of(nodes: Sequence[Node]) -> Saved:
+    """`Saved` of fused steps, whose nodes say what they keep."""
+    inner, ends = [node for node in nodes if node.section], [node for node in nodes if not node.section]
+    return Saved(
+        layers=sum(node.saved_bytes * node.repeat for node in inner),
+        ends=sum(node.saved_bytes for node in ends),
+        widest=max((node.saved_bytes for node in inner), default=0.0),
+        rebuilt=tuple(
+            sum(node.rebuilt_bytes * node.repeat for node in inner if is_rebuilt(node, operator))
+            for operator in REBUILT
+        ),
+    )
 
 
 def training_bytes(

@@ -325,7 +325,7 @@ def _in_step(
     slower = {}
     for name, columns in families.items():
         batch, seconds = job.kernels.families[name], jnp.asarray(columns["seconds"])
-        in_step = step_seconds(gpu, name, batch, seconds, job.software, job.plan.attention)
+        in_step = step_seconds(gpu, name, batch, seconds, job.software, job.plan.recipe.attention)
         slower[name] = np.asarray(in_step) / np.maximum(np.asarray(seconds), 1e-30)
     place, work, count = rank_rows(job, busiest)
     factor = in_row_order(job.kernels, slower)[place]

@@ -39,8 +39,8 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
     names = ("model", "mode", "dtype", "optimizer", "gradient_dtype", "global_batch_size", "sequence_length")
     layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
     lora = {} if plan.lora is None else {"lora": plan.lora.values()}
-    stated = {name: getattr(plan, name) for name in (*names, "micro_batches", "overlaps")}
-    return {**stated, **lora, "layout": layout, "num_gpus": plan.layout.gpus}
+    stated = {name: getattr(plan, name) for name in (*names, "micro_batches")}
+    return {**stated, **asdict(plan.recipe), **lora, "layout": layout, "num_gpus": plan.layout.gpus}
 
 
 def _graph_dict(graph: Graph) -> dict[str, Any]:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict, sensitivity
+from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.hardware.cluster import Cluster, Topology
 from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.recipe import Recipe, recipe_of
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.software import FITTED, Software
@@ -110,6 +112,77 @@ def test_recompute_runs_layers_again_and_saves_memory() -> None:
     assert work_of(none, "recomputed") == 0.0 < work_of(selective, "recomputed") < work_of(full, "recomputed")
     assert work_of(full, "recomputed") < work_of(full, "forward")
     assert full.plan.memory.activations < 0.5 * none.plan.memory.activations
+
+
+LAYER_BYTES = {
+    # Of a token and layer: sums and norms, queries to values, what attention writes, gate and up, their product.
+    "bf16": ({}, 4 * 2 * 1024 + 2 * 2048 + 2 * 1024 + 2 * 8192 + 2 * 4096),
+    # What products read in eight bits, beside what attention writes.
+    "fp8": ({"dtype": "fp8"}, 2 * 3 * 1024 + 2 * 2048 + 3 * 1024 + 2 * 8192 + 4096),
+    # Frozen products need nothing of what they read; the adapter keeps eight elements of its own.
+    "lora": ({"lora": Lora(8, ("qkv",))}, 3 * 2 * 1024 + 2 * 8 + 2 * 2048 + 2 * 1024 + 2 * 8192),
+    # All scores after softmax, their mask and what is left: five bytes of every pair of a head.
+    "unfused": ({"attention": "unfused"}, 4 * 2 * 1024 + 2 * 2048 + 2 * 1024 + 2 * 8192 + 2 * 4096 + 5 * 16 * 1024),
+}
+
+
+@pytest.mark.parametrize("name", LAYER_BYTES)
+def test_memory_of_activations_is_what_backward_passes_read(name: str) -> None:
+    """Counted as Korthikanti et al. do (2022, section 4.1): of GPT's layers 34 s b h less two masks of dropout."""
+    facts, of_layer = LAYER_BYTES[name]
+    facts = {"dtype": "bf16", **facts}
+    ends = 1024 * ((2 if name == "lora" else 4) * 1024 + (2 + 4) * 32000)
+    held = job(Parallelism(), **facts).plan.memory.activations
+    assert held == pytest.approx(8 * 1024 * of_layer + ends)
+
+
+def test_sequence_parallelism_splits_the_sums_too() -> None:
+    whole, split = (
+        job(Parallelism(tensor=2, sequence_parallel=each)).plan.memory.activations for each in (False, True)
+    )
+    assert whole - split == pytest.approx(8 * 1024 * (4 * 2 * 1024) / 2 + 1024 * 4 * 1024 / 2)
+
+
+def test_some_layers_or_operators_are_run_again() -> None:
+    """The more layers, the more work and the less memory; operators by themselves cost less than layers."""
+    names = ("none", "norm,activation", "full:2", "full:6", "full:8", "full")
+    jobs = [job(Parallelism(tensor=2, recompute=name), batch=1) for name in names]
+    work = [work_of(each, "recomputed") for each in jobs]
+    held = [each.plan.memory.activations for each in jobs]
+    assert work[0] == 0.0 < work[1] < work[-1]
+    assert work[2] == pytest.approx(work[-1] / 4, rel=1e-4)
+    assert work[3] == pytest.approx(work[-1] * 3 / 4, rel=1e-4)
+    assert sorted(held[2:], reverse=True) == held[2:]
+    assert held[-2:] == [held[-1]] * 2
+    again = 8 * 1024 * (2 * 2 * 1024 + 2 * 4096 / 2)  # outputs of two norms, and of the activation
+    assert held[0] - held[1] == pytest.approx(again)
+    sent = [
+        sum(message.count for _, message in each.plan.messages if message.slot == "tensor_backward") for each in jobs
+    ]
+    assert sent == [17.0, 17.0, 17.0 + 4.0, 17.0 + 12.0, 33.0, 33.0]
+    for wrong in ("full:", "full:0", "half", "norm,x"):
+        with pytest.raises(InputError, match="expected one of none, selective, full, full:LAYERS"):
+            Parallelism(recompute=wrong)
+
+
+def test_grouped_experts_are_launched_once() -> None:
+    looped, grouped = (job(Parallelism(), MOE, batch=1, experts=name) for name in ("looped", "grouped"))
+    seconds = [seconds_of_job(PREDICTOR, cluster(1), each) for each in (looped, grouped)]
+    launches = [float(np.asarray(each.launches).sum()) for each in seconds]
+    assert launches[0] > 3.0 * launches[1]
+    host, graphs = job(Parallelism(), batch=1), job(Parallelism(), batch=1, cuda_graphs=True)
+    assert float(latency(PREDICTOR, cluster(1), graphs)) < float(latency(PREDICTOR, cluster(1), host))
+
+
+def test_a_framework_has_facts_and_those_that_are_stated_win() -> None:
+    assert recipe_of() == Recipe()
+    assert recipe_of("megatron").experts == "looped"
+    own = job(Parallelism(), framework="deepspeed", attention="unfused")
+    assert (own.plan.recipe.attention, own.plan.recipe.bucket_elements) == ("unfused", 5e8)
+    with pytest.raises(InputError, match="unknown framework 'x'"):
+        job(Parallelism(), framework="x")
+    with pytest.raises(InputError, match="experts is 'all', expected one of grouped, looped"):
+        job(Parallelism(), experts="all")
 
 
 def test_sharding_divides_the_memory() -> None:

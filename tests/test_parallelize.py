@@ -44,11 +44,11 @@ def test_forecasts_are_those_of_single_jobs(config: dict[str, Any]) -> None:
     assert any(item.step.workload["layout"]["expert"] > 1 for item in choices) == (config is MOE)
 
 
-@pytest.mark.parametrize("layers", [5, 6, 7])
-def test_stages_of_unequal_layers_are_those_of_single_jobs(layers: int) -> None:
+@pytest.mark.parametrize(("layers", "recompute"), [(5, "none"), (6, "full:1"), (7, "norm,activation")])
+def test_stages_of_unequal_layers_are_those_of_single_jobs(layers: int, recompute: str) -> None:
     """Layers that ranks do not divide: inner stages of two lengths, in the search as in a forecast."""
     config = {**MODEL, "num_hidden_layers": layers}
-    narrow = Space(micro_batch_sizes=(1,), chunks=(1,), zero=(0,), sequence_parallel=(False,), recompute=("none",))
+    narrow = Space(micro_batch_sizes=(1,), chunks=(1,), zero=(0,), sequence_parallel=(False,), recompute=(recompute,))
     choices = search(config, 4, top=200, space=narrow).machines[0].choices
     steps = [each.step for each in choices if dict(each.step.workload["layout"])["pipeline"] == 4]
     assert steps
@@ -82,6 +82,14 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     found = parallelize(PREDICTOR, small, MODEL, **given).machines[0]
     assert roomy.too_large == 0 < found.too_large < found.tried == roomy.tried
     assert all(item.step.fits for item in found.choices)
+    lacking = [step.memory_bytes - float(small.gpu.mem_bytes) for step in found.near_misses]
+    assert 0.0 < min(lacking) <= max(lacking) <= 0.1 * float(small.gpu.mem_bytes)
+    seconds = [step.total_s for step in found.near_misses]
+    assert seconds == sorted(seconds)
+    assert len(lacking) == min(found.near, 3)
+    assert found.near <= found.too_large
+    assert str(parallelize(PREDICTOR, small, MODEL, **given)).count("nearly fits") == len(lacking)
+    assert f"{found.near:,} of them by less than 10%" in found.verdict
     tiny = small.replace(gpu=small.gpu.replace(mem_bytes=least - 2**30))
     none = parallelize(PREDICTOR, tiny, MODEL, **given)
     assert none.best is None
@@ -111,7 +119,7 @@ def test_bad_searches() -> None:
         )
     with pytest.raises(InputError, match="chunks of a space of layouts is empty"):
         Space(chunks=())
-    with pytest.raises(InputError, match="recompute is 'some', expected some of none, selective, full"):
+    with pytest.raises(InputError, match="recompute is 'some', expected one of none, selective, full"):
         Space(recompute=("some",))
     with pytest.raises(InputError, match="unknown optimizer 'x'"):
         search(optimizer="x")

@@ -347,7 +347,8 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "weight": float,
     "fused": _FLAG,
     "sequence_parallel": _FLAG,
-    "recompute": str,
+    **dict.fromkeys(("recompute", "framework"), str),
+    "cuda_graphs": _FLAG,
 }
 """How the values of a workload are read."""
 

@@ -120,6 +120,25 @@ GradientDtype = Annotated[
 ]
 LoraRank = Annotated[int | None, option(LORA_RANK, default="all weights are trained")]
 LoraTargets = Annotated[str | None, option(LORA_TARGETS, default="all of a layer")]
+Experts = Annotated[
+    str | None,
+    option("Training: products of experts grouped (one kernel) or looped (by the host).", default="grouped"),
+]
+Framework = Annotated[
+    str | None,
+    option(
+        "Whose defaults hold: megatron, nemo, torchtitan, deepspeed, nanotron, llm-foundry, hf-trainer.",
+        metavar="NAME",
+        default="none in particular",
+    ),
+]
+CudaGraphs = Annotated[
+    bool | None, option("Training passes replayed as CUDA graphs.", "--cuda-graphs/--no-cuda-graphs", default="no")
+]
+JobAttention = Annotated[
+    str | None, option("flash, flash2 (FlashAttention-2) or unfused.", metavar="NAME", default="as --framework has it")
+]
+RECOMPUTE_CHOICES = "none, selective (attention), full, full:LAYERS of each stage, or of attention,norm,activation."
 WeightDtype = Annotated[
     str | None,
     option(
@@ -167,7 +186,8 @@ class WorkloadOptions(_Options):
         str | None, option(_EXECUTION, metavar="NAME", default="engine for decoders and ViT, else PyTorch's kernels")
     ] = None
     attention: Annotated[
-        str | None, option("With --execution eager: unfused or flash.", metavar="NAME", default="unfused")
+        str | None,
+        option("With --execution eager: unfused or flash; of a job also flash2.", metavar="NAME", default="unfused"),
     ] = None
     kv_length: Annotated[
         str | None,
@@ -190,6 +210,7 @@ class WorkloadOptions(_Options):
     gradient_dtype: GradientDtype = "fp32"
     lora_rank: LoraRank = None
     lora_targets: LoraTargets = None
+    experts: Experts = None
     trip_count: Annotated[int | None, option(_LOOPS, default="a function with one is refused")] = None
     branch: Annotated[
         str, option("PATH.py:FUNCTION: branch of a cond or switch that runs, worst or its index from 0.")
@@ -218,7 +239,9 @@ class JobOptions(_Options):
         int | None, option("Sequences of one forward pass of a replica.", default="--batch-size")
     ] = None
     global_batch_size: Annotated[int | None, option("Sequences of a step.", default="one pass of each")] = None
-    recompute: Annotated[str, option("none, selective (attention) or full.")] = "none"
+    recompute: Annotated[str, option(RECOMPUTE_CHOICES)] = "none"
+    framework: Framework = None
+    cuda_graphs: CudaGraphs = None
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
     def layout(self) -> list[str]:

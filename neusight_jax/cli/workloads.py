@@ -122,7 +122,7 @@ def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOp
 
 _OF_JOBS = (
     *("batch_size", "sequence_length", "mode", "dtype", "tensor_parallel", "expert_parallel"),
-    *("optimizer", "gradient_dtype", "lora_rank", "lora_targets", "weight_dtype"),
+    *("optimizer", "gradient_dtype", "lora_rank", "lora_targets", "weight_dtype", "attention", "experts"),
 )
 """Options of workloads that jobs have too."""
 
@@ -156,6 +156,10 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
         optimizer=load.optimizer or "adamw",
         gradient_dtype=load.gradient_dtype,
         lora=lora_of(load.lora_rank, load.lora_targets, load.weight_dtype),
+        framework=job.framework,
+        attention=load.attention,
+        experts=load.experts,
+        cuda_graphs=job.cuda_graphs,
     )
     optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
     notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)
@@ -228,6 +232,7 @@ def graph_of(model: str, load: WorkloadOptions) -> Graph:
         optimizer=load.optimizer,
         gradient_dtype=load.gradient_dtype,
         lora=lora_of(load.lora_rank, load.lora_targets),
+        experts=load.experts,
         execution=load.execution,
         attention=load.attention,
         engine=load.engine,

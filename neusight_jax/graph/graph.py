@@ -51,6 +51,8 @@ class Node(Record):
       shape: of its output.
       fuse: whether a compiler may merge it with its neighbours, and the reduction it would bring along.
       optimizer: kernels of a step of the optimizer.
+      saved_bytes: what one execution keeps for the backward pass, bytes; of fused steps alone (`Step`).
+      rebuilt_bytes: the part of it that goes where the node is run again by itself.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Node(Record):
     shape: Shape
     fuse: Fuse
     optimizer: tuple[Kernel, ...] = ()
+    saved_bytes: float = 0.0
+    rebuilt_bytes: float = 0.0
 
     def figures(self) -> dict[str, Any]:
         """Description of the node, and the kernels of its phases."""

@@ -75,7 +75,7 @@ def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: f
 
 
 def matrix_product(
-    batch: int,
+    batch: float,
     m: float,
     n: float,
     k: float,

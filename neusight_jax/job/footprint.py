@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
 from neusight_jax.graph.optimizers import OPTIMIZERS
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Parallelism, recomputed
 from neusight_jax.job.stages import Part
 from neusight_jax.job.weights import Weights, summed
-from neusight_jax.memory import training_bytes
+from neusight_jax.memory import REBUILT, training_bytes
 from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
@@ -84,17 +84,18 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     of_optimizer = OPTIMIZERS[held.optimizer or "adamw"].state_bytes
     states = training_bytes(1.0, size, held.gradient_bytes, of_optimizer)["optimizer"]
     twice = held.added and held.gradient_bytes > size  # in the dtype of the weights, until they are added to wider sums
-    stored = max(size - sum(stage.saved_bytes for stage in own) / max(every.total, 1.0), 0.0)
+    stored = max(size - sum(stage.narrowed_bytes for stage in own) / max(every.total, 1.0), 0.0)
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one
         layers = max(sum(stage.layers for stage in own), 1)
         buckets += (2.0 * stored * every.total + held.gradient_bytes * trained.total) / layers
-    activations = sum(_activations(stage, layout, batches, held.boundary_bytes) for stage in own)
+    in_flight = [_in_flight(stage, layout, held.boundary_bytes) for stage in own]
+    activations = sum(kept for kept, _ in in_flight) * batches + max(moment for _, moment in in_flight)
     if layout.pipeline > 1:  # a stage's output stays until its backward pass
         activations += held.boundary_bytes * batches * len(own)
     return Footprint(
         weights=kept(every, stored, 3),
-        gradients=kept(trained, held.gradient_bytes + size * twice, 2),
+        gradients=kept(trained, held.gradient_bytes + size * twice * (layout.zero < 3), 2),
         optimizer=kept(trained, states, 1),
         activations=activations,
         kv_cache=0.0,
@@ -103,10 +104,13 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     )
 
 
-def _activations(stage: Part, layout: Parallelism, batches: float, boundary_bytes: float) -> float:
-    """What backward passes still need, of all micro-batches in flight."""
-    if layout.recompute != "full":
-        return stage.activations * batches
-    # The input of every layer, and one layer of one micro-batch as a whole.
-    layers = max(stage.layers, 1)
-    return boundary_bytes * layers * batches + stage.activations / layers
+def _in_flight(stage: Part, layout: Parallelism, boundary_bytes: float) -> tuple[float, float]:
+    """Bytes that every micro-batch in flight keeps of a stage, and those that only the one at work has.
+
+    The latter are at their most after the loss, or where the backward pass has run a layer again and has its gradients.
+    """
+    saved, shares = stage.saved, recomputed(layout.recompute, stage.layers)
+    full, layers = shares.get("full", 0.0), max(stage.layers, 1)
+    again = sum(shares.get(name, 0.0) * part for name, part in zip(REBUILT, saved.rebuilt, strict=True))
+    kept = (1.0 - full) * (saved.layers - again) + full * boundary_bytes * stage.layers
+    return kept, max(saved.ends, (full > 0.0) * saved.layers / layers + saved.widest)

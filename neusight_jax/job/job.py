@@ -21,20 +21,19 @@ from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Parallelism, recomputed
+from neusight_jax.job.recipe import Recipe, recipe_of
 from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
-from neusight_jax.memory import footprint
-from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS, Software, usual_software
+from neusight_jax.memory import footprint, is_rebuilt
+from neusight_jax.model.software import Software, usual_software
 from neusight_jax.model.streams import by_phase
 from neusight_jax.records import Record
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "recomputed", "optimizer")
 """Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
-ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
-"""Ways attention is computed."""
 KINDS = 4
 """Kinds of stages (`stages.stage_kinds`)."""
 
@@ -50,7 +49,7 @@ class Plan:
       message_bytes: of activations between stages, one rank's.
       optimizer, gradient_dtype: of a step, and what gradients are kept and sent in; lora: adapters that alone are
         trained.
-      memory: of the fullest rank; overlaps: classes of communication that run beside compute.
+      memory: of the fullest rank; recipe: what the framework does.
       nodes: names that `KernelBatch.node` counts from.
     """
 
@@ -69,8 +68,7 @@ class Plan:
     optimizer: str | None = None
     gradient_dtype: str = "fp32"
     lora: Lora | None = None
-    overlaps: tuple[str, ...] = USUAL_OVERLAPS
-    attention: str = "flash"
+    recipe: Recipe = dataclasses.field(default_factory=Recipe)
     notes: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
@@ -156,10 +154,13 @@ def job_from_config(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    attention: str = "flash",
-    fused_accumulation: bool = True,
-    bucket_elements: float = 0.0,
-    overlaps: Sequence[str] = USUAL_OVERLAPS,
+    framework: str | None = None,
+    attention: str | None = None,
+    experts: str | None = None,
+    cuda_graphs: bool | None = None,
+    fused_accumulation: bool | None = None,
+    bucket_elements: float | None = None,
+    overlaps: Sequence[str] | None = None,
     software: Software | None = None,
     lora: Lora | None = None,
 ) -> Job:
@@ -170,26 +171,32 @@ def job_from_config(
       layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each.
       dtype: of matrix products; optimizer: of `graph.optimizers.OPTIMIZERS`, None = no step of it.
       gradient_dtype: in which gradients are accumulated and sent.
-      attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
-        "unfused" = products, softmax and dropout.
-      fused_accumulation: the products of gradients add to their sum; False = further kernels do.
-      bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
-      overlaps: classes of `software.OVERLAPS` that the recipe runs beside compute.
+      framework: of `recipe.FRAMEWORKS`, whose defaults hold for what follows; None = those of `Recipe`.
+      attention to overlaps: facts of the recipe, see `recipe.Recipe`; None = as the framework does.
       software: numbers of the framework; None = those learned from measured steps.
       lora: adapters that alone are trained, None = all weights are.
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
-    check_options(attention, overlaps, optimizer, mode)
+    check_options(optimizer, mode)
+    recipe = recipe_of(
+        framework,
+        attention=attention,
+        experts=experts,
+        cuda_graphs=cuda_graphs,
+        fused_accumulation=fused_accumulation,
+        bucket_elements=bucket_elements,
+        overlaps=overlaps,
+    )
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
-    model, kinds = stages(parsed, layout, sequence, dtype, flash=attention != "unfused", lora=lora)
+    model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
     sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
-    added = added_bytes(batches, size, fused_accumulation)
+    added = added_bytes(batches, size, recipe.fused_accumulation)
     order = stage_kinds(layout, model.depth)
     kernels, counts, nodes = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
-    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, bucket_elements)
+    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, recipe.bucket_elements)
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -206,8 +213,7 @@ def job_from_config(
         messages=tuple((kind, each) for kind, of in sizes.items() for each in stage_messages(model, layout, of)),
         message_bytes=between,
         memory=fullest({kind: stage.part for kind, stage in kinds.items()}, order, layout, batches, held),
-        overlaps=tuple(overlaps),
-        attention=attention,
+        recipe=recipe,
         notes=tuple(
             dict.fromkeys((*parsed.notes, *reading_notes(parsed), *state_notes(dtype, gradient_dtype, optimizer)))
         ),
@@ -216,22 +222,15 @@ def job_from_config(
     return Job(kernels, counts, software or usual_software(optimizer), plan)
 
 
-def check_options(attention: str, overlaps: Sequence[str], optimizer: str | None, mode: str = "training") -> None:
+def check_options(optimizer: str | None, mode: str = "training") -> None:
     """`InputError` for options of a job there are not.
 
     Args:
-      attention: one of `ATTENTION`.
-      overlaps: some of `software.OVERLAPS`.
       optimizer: of `optimizers.OPTIMIZERS`, None = no step.
       mode: only training is a job.
     """
     if mode != "training":
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
-    if attention not in ATTENTION:
-        raise InputError(f"attention is {attention!r}, expected one of {', '.join(ATTENTION)}")
-    unknown = [name for name in overlaps if name not in OVERLAPS]
-    if unknown:
-        raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
     if optimizer is not None:
         optimizer_of(optimizer)
 
@@ -270,15 +269,25 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
         stage.trained,
         dtype,
         gradient_bytes,
-        stage.saved_bytes,
+        stage.narrowed_bytes,
+        recomputed(layout.recompute, len(stage.layers)).get("full", 0.0),
     )
 
 
-def recomputed_kernels(graph: Graph, recompute: str) -> Iterable[tuple[float, Kernel, str]]:
-    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes."""
-    for node in graph.nodes:
-        if node.section and (recompute == "full" or (recompute == "selective" and node.op == "attention")):
-            yield from ((node.repeat, kernel, node.name) for kernel in node.forward)
+def recomputed_kernels(graph: Graph, shares: Mapping[str, float]) -> Iterable[tuple[float, Kernel, str]]:
+    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes.
+
+    Args:
+      graph: of a stage.
+      shares: of its layers that run each of `AGAIN` again.
+    """
+    for work, share in shares.items():
+        for node in graph.nodes:
+            if not (node.section if work == "full" else is_rebuilt(node, work)):
+                continue
+            for kernel in node.forward:
+                if work == "full" or node.op != "experts" or kernel.op == "pointwise":  # not the products of experts
+                    yield node.repeat * share, kernel, node.name
 
 
 def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel, str]]:
@@ -320,7 +329,7 @@ def _works(
 ) -> Iterable[tuple[int, float, Kernel, str]]:
     """Kernels of one stage with their work, repeats and nodes."""
     yield from pass_kernels(stage.graph)
-    for repeat, kernel, node in recomputed_kernels(stage.graph, layout.recompute):
+    for repeat, kernel, node in recomputed_kernels(stage.graph, recomputed(layout.recompute, len(stage.layers))):
         yield WORK.index("recomputed"), repeat, kernel, node
     own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph))
     for work, kernel in parameter_kernels(*own):
@@ -370,6 +379,7 @@ def one_rank(graph: Graph) -> Job:
         messages=(),
         message_bytes=0.0,
         memory=footprint(graph),
+        recipe=recipe_of(experts=graph.options.get("experts")),
         notes=graph.notes,
         nodes=tuple(node.name for node in graph.nodes),
     )

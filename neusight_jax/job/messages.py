@@ -43,7 +43,8 @@ class Sizes:
       layers: its layers; tokens: of a micro-batch on this rank; embeds, predicts: as in `Shard`.
       weights, trained: of the stage on this rank, all and those that are trained.
       dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
-      saved_bytes: that frozen weights take less than in the dtype of the activations.
+      narrowed_bytes: that frozen weights take less than in the dtype of the activations.
+      recomputed: share of its layers that are run again as a whole.
     """
 
     layers: tuple[Layer, ...]
@@ -54,7 +55,8 @@ class Sizes:
     trained: Weights
     dtype: str
     gradient_bytes: float
-    saved_bytes: float = 0.0
+    narrowed_bytes: float = 0.0
+    recomputed: float = 0.0
 
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -95,11 +97,10 @@ def _tensor(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     )
     size = own.tokens * model.hidden * dtype_bytes(own.dtype)
     ops = ("all_gather", "reduce_scatter") if layout.sequence_parallel else ("all_reduce",)
-    passes = 2 if layout.recompute == "full" else 1
     found = []
     for op in ops:
         found.append(Message(op, size, "tensor", "tensor_forward", blocks + own.embeds))
-        found.append(Message(op, size, "tensor", "tensor_backward", blocks * passes + own.predicts))
+        found.append(Message(op, size, "tensor", "tensor_backward", blocks * (1.0 + own.recomputed) + own.predicts))
     if own.predicts:  # the largest logit, their sum and the right one's
         found.append(Message("all_reduce", 4.0 * own.tokens, "tensor", "tensor_forward", 3))
     return found
@@ -129,14 +130,13 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     if layout.expert == 1:
         return []
     found = []
-    passes = 2 if layout.recompute == "full" else 1
     for layer in own.layers:
         block = layer.feed_forward
         if isinstance(block, Experts):
             tokens = own.tokens / (layout.tensor if layout.sequence_parallel else 1)
             size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
-            found.append(Message("all_to_all", size, "expert", "expert_forward", 2.0, block.top_k))
-            found.append(Message("all_to_all", size, "expert", "expert_backward", 2.0 * passes, block.top_k))
+            for slot, passes in (("expert_forward", 1.0), ("expert_backward", 1.0 + own.recomputed)):
+                found.append(Message("all_to_all", size, "expert", slot, 2.0 * passes, block.top_k))
     return _summed(found)
 
 
@@ -144,7 +144,7 @@ def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
     layers = max(len(own.layers), 1)
     sent = (
-        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.saved_bytes / own.weights.total, "gather"),
+        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.narrowed_bytes / own.weights.total, "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
     return [

@@ -14,11 +14,16 @@ import numpy as np
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Decoder
 from neusight_jax.graph.configs.parallel import check_split, part_of
+from neusight_jax.memory import REBUILT
 from neusight_jax.records import Record
 from neusight_jax.units import is_whole
 
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
-"""What of the forward pass is run again in the backward pass: nothing, attention, or every layer."""
+"""What of the forward pass is run again in the backward pass: nothing, attention, or every layer. Also "full:4":
+four layers of every stage (Megatron-LM, `--recompute-method block --recompute-num-layers 4`), and operators of
+`memory.REBUILT` with commas between them: "norm,activation"."""
+AGAIN: tuple[str, ...] = (*REBUILT, "full")
+"""Work that is run again: operators by themselves, and whole layers."""
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 """Orders of micro-batches on a pipeline; with several chunks 1f1b means interleaved."""
 AXES: tuple[str, ...] = ("tensor", "context", "data", "pipeline")
@@ -36,7 +41,7 @@ class Parallelism(Record):
       zero: what the data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP).
       sequence_parallel: norms and residuals are split over the tensor-parallel ranks.
       micro_batch_size: sequences of one forward pass of one replica.
-      recompute: one of `RECOMPUTE`; schedule: one of `SCHEDULES`.
+      recompute: as `RECOMPUTE` says; schedule: one of `SCHEDULES`.
       order: `AXES` from neighbouring ranks outwards.
     """
 
@@ -61,7 +66,8 @@ class Parallelism(Record):
             if not is_whole(value) or value < (item.name != "zero"):
                 raise InputError(f"{item.name} is {value!r}, expected a positive whole number")
             object.__setattr__(self, item.name, int(value))  # whole numbers of NumPy too
-        for name, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("zero", (0, 1, 2, 3))):
+        recomputed(self.recompute)
+        for name, choices in (("schedule", SCHEDULES), ("zero", (0, 1, 2, 3))):
             if getattr(self, name) not in choices:
                 listed = ", ".join(map(str, choices))
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {listed}")
@@ -127,6 +133,28 @@ class Parallelism(Record):
         order = [*range(count - 2, 0, -1), 0, count - 1] if count > 2 else [*range(count)][::-1]
         longer = set(order[:more])
         return tuple(fewer + (place in longer) for place in range(count))
+
+
+@functools.lru_cache(maxsize=1024)
+def recomputed(recompute: str, layers: int = 1) -> dict[str, float]:
+    """Share of a stage's layers that run each of `AGAIN` again.
+
+    Args:
+      recompute: as `RECOMPUTE` says; layers: of the stage.
+    Raises: `InputError` for what says nothing of that kind.
+    """
+    word, colon, number = str(recompute).partition(":")
+    if word == "full" and (not colon or (number.isdecimal() and int(number) > 0)):
+        return {"full": min(int(number), layers) / max(layers, 1) if colon else 1.0}
+    if recompute in ("none", "selective"):
+        return {"attention": 1.0} if recompute == "selective" else {}
+    operators = str(recompute).split(",")
+    if not set(operators) <= set(REBUILT):
+        raise InputError(
+            f"recompute is {recompute!r}, expected one of {', '.join(RECOMPUTE)}, full:LAYERS such as full:4, or some "
+            f"of {','.join(REBUILT)}"
+        )
+    return dict.fromkeys(operators, 1.0)
 
 
 # Placement: which ranks form the groups of a layout, and how many NVLink domains each group spans.
@@ -229,10 +257,11 @@ class Space(Record):
         for item in fields(self):
             if not getattr(self, item.name):
                 raise InputError(f"{item.name} of a space of layouts is empty; expected at least one value")
-        for field, choices in (("recompute", RECOMPUTE), ("axes", AXES)):
-            unknown = [name for name in getattr(self, field) if name not in choices]
-            if unknown:
-                raise InputError(f"{field} is {unknown[0]!r}, expected some of {', '.join(choices)}")
+        for choice in self.recompute:
+            recomputed(choice)
+        unknown = [name for name in self.axes if name not in AXES]
+        if unknown:
+            raise InputError(f"axes is {unknown[0]!r}, expected some of {', '.join(AXES)}")
 
     def splits(self, **ways: int) -> bool:
         """Whether these ways to split a job are tried."""

@@ -22,8 +22,9 @@ from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.recipe import Recipe
 from neusight_jax.job.weights import Weights
-from neusight_jax.memory import footprint
+from neusight_jax.memory import Saved, footprint, saved_of
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,15 @@ class Part:
 
     Attributes:
       weights, trained: on the rank, all and those that are trained.
-      activations: of one micro-batch, bytes; layers: how many.
-      saved_bytes: that frozen weights take less than in the dtype of the activations.
+      saved: for the backward pass of one micro-batch; layers: how many.
+      narrowed_bytes: that frozen weights take less than in the dtype of the activations.
     """
 
     weights: Weights
     trained: Weights
-    activations: float
+    saved: Saved
     layers: int
-    saved_bytes: float = 0.0
+    narrowed_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Stage:
 
     Attributes:
       graph: one micro-batch of it on one rank; layers: its layers.
-      weights, trained, saved_bytes: as in `Part`.
+      weights, trained, narrowed_bytes: as in `Part`.
     """
 
     graph: Graph
@@ -58,13 +59,15 @@ class Stage:
     predicts: bool
     weights: Weights
     trained: Weights
-    saved_bytes: float = 0.0
+    narrowed_bytes: float = 0.0
 
     @property
     def part(self) -> Part:
         """What its memory is counted by."""
-        activations = footprint(self.graph).activations
-        return Part(self.weights, self.trained, activations, len(self.layers), self.saved_bytes)
+        saved = saved_of(self.graph.nodes)
+        if not saved.layers + saved.ends:  # eager nodes say what they read instead
+            saved = Saved(footprint(self.graph).activations)
+        return Part(self.weights, self.trained, saved, len(self.layers), self.narrowed_bytes)
 
 
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
@@ -106,14 +109,14 @@ def stages(
     layout: Parallelism,
     sequence_length: int,
     dtype: str,
+    recipe: Recipe = Recipe(),  # noqa: B008 (frozen)
     *,
-    flash: bool = True,
     lora: Lora | None = None,
 ) -> tuple[Decoder, dict[int, Stage]]:
     """The model, and the kinds of stages there are (`stage_kinds`).
 
     Args:
-      flash: attention as one kernel, forward and backward; False = as products and a softmax.
+      recipe: which kernels compute attention and experts.
       lora: adapters that alone are trained, None = all weights are.
     """
     model = read_decoder(config, sequence_length)
@@ -122,7 +125,7 @@ def stages(
     order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
     found = {}
     for kind, (first, last) in stage_ranges(layout, model.depth).items():
-        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, flash=flash)
+        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, recipe=recipe)
         layers = tuple(order[at] for at in range(first, last))
         found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers, lora)
     return model, found
@@ -139,7 +142,7 @@ def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, flash: bool) -> Shard:
+def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predicts: bool, recipe: Recipe) -> Shard:
     """The part of some layers on one rank.
 
     Args:
@@ -148,7 +151,7 @@ def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predic
       last: layer after its last one.
       embeds: whether it has the embedding.
       predicts: whether it has the head and the loss.
-      flash: whether attention is one kernel.
+      recipe: which kernels compute attention and experts.
     """
     return Shard(
         first=first,
@@ -159,7 +162,8 @@ def shard_of(layout: Parallelism, first: int, last: int, *, embeds: bool, predic
         sequence=layout.tensor if layout.sequence_parallel else 1,
         expert_ranks=layout.expert,
         tensor=layout.tensor,
-        flash=flash,
+        flash=recipe.attention != "unfused",
+        grouped_experts=recipe.experts == "grouped",
     )
 
 

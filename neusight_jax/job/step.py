@@ -202,7 +202,8 @@ class Facts:
 def facts(plan: Plan) -> Facts:
     """`Facts` of a plan."""
     found: Facts = jax.tree.map(
-        lambda each: each[0], facts_of([plan.layout], [plan.kinds], [plan.layers], [plan.micro_batches], plan.overlaps)
+        lambda each: each[0],
+        facts_of([plan.layout], [plan.kinds], [plan.layers], [plan.micro_batches], plan.recipe.overlaps),
     )
     return found
 
@@ -275,10 +276,12 @@ def seconds_of_job(
     kernels = launches = jnp.zeros((len(CLASSES), KINDS, len(WORK)))
     for name, seconds in run(predictor, cluster.gpu, job.kernels).items():
         counts = jnp.asarray(job.counts[name])
-        own, marks = classes_of(cluster.gpu, name, job.kernels.families[name], jnp.asarray(seconds), plan.attention)
+        own, marks = classes_of(
+            cluster.gpu, name, job.kernels.families[name], jnp.asarray(seconds), plan.recipe.attention
+        )
         own = jnp.where(jnp.any(counts > 0, axis=(0, 1)), own, 0.0)
         kernels = kernels + jnp.einsum("kwn,cn->ckw", counts, own * marks)
-        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks)
+        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks) * float(not plan.recipe.cuda_graphs)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     between = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,13 +25,14 @@ from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, pr
 from neusight_jax.job.flop import step_flop
 from neusight_jax.job.job import Job, check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
+from neusight_jax.job.recipe import recipe_of
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.power import JOULES, PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.software import LAYOUT_SPREAD, USUAL_OVERLAPS, Software, usual_software
+from neusight_jax.model.software import LAYOUT_SPREAD, Software, usual_software
 from neusight_jax.prediction import (
     Shares,
     carries_intervals,
@@ -58,6 +59,10 @@ LOSSES = {
     "exposed_communication_s": "exposed communication",
 }
 """Parts of a step by which two layouts differ."""
+NEAR_SHARE = 0.1
+"""A layout that needs up to this share more than a GPU has is a near miss: about what the estimate errs by at most."""
+NEAR_SHOWN = 3
+"""Most near misses of a machine that are forecast."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Machine(Record):
       name, gpus: of the cluster; choices: the best layouts, fastest first.
       tried: layouts that divide; too_large: those of them that do not fit.
       short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
+      near: how many of the too large need at most `NEAR_SHARE` more than a GPU has; near_misses: the fastest of those.
       price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
     """
 
@@ -104,6 +110,8 @@ class Machine(Record):
     tried: int
     too_large: int
     short_bytes: float = 0.0
+    near: int = 0
+    near_misses: tuple[Forecast, ...] = ()
     price_per_hour: float | None = None
     tie: bool = False
 
@@ -119,7 +127,11 @@ class Machine(Record):
         if not self.choices:
             short = f"the smallest needs {self.short_bytes / GIB:.1f} GiB more than a GPU has"
             return f"{self.name}: none of {self.tried:,} layouts fits; {short}"
-        return f"{self.name}: {self.tried:,} layouts, {self.too_large:,} dropped because the fullest rank does not fit"
+        near = f", {self.near:,} of them by less than {NEAR_SHARE:.0%}" if self.near else ""
+        return (
+            f"{self.name}: {self.tried:,} layouts, {self.too_large:,} dropped because the fullest rank does not fit"
+            f"{near}"
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +181,17 @@ class Layouts(Result):
         """Workload asked for, and the layouts of every machine."""
         machines = [
             {
-                **{name: getattr(machine, name) for name in ("name", "gpus", "tried", "too_large", "short_bytes")},
+                **{
+                    name: getattr(machine, name)
+                    for name in ("name", "gpus", "tried", "too_large", "short_bytes", "near")
+                },
+                "near_misses": [
+                    {
+                        **{"layout": step.workload["layout"], "total_s": step.total_s},
+                        "short_bytes": step.memory_bytes - step.mem_bytes,
+                    }
+                    for step in machine.near_misses
+                ],
                 **{"tie": machine.tie, "price_per_hour": machine.price_per_hour, "verdict": machine.verdict},
                 "layouts": [
                     {
@@ -196,9 +218,13 @@ def parallelize(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    attention: str = "flash",
-    fused_accumulation: bool = True,
-    overlaps: Sequence[str] = USUAL_OVERLAPS,
+    framework: str | None = None,
+    attention: str | None = None,
+    experts: str | None = None,
+    cuda_graphs: bool | None = None,
+    fused_accumulation: bool | None = None,
+    bucket_elements: float | None = None,
+    overlaps: Sequence[str] | None = None,
     software: Software | None = None,
     lora: Lora | None = None,
     space: Space | None = None,
@@ -211,7 +237,7 @@ def parallelize(
     """The layouts of a training job that fit, fastest first.
 
     All layouts of `space` that divide the model, the batch and the GPUs are tried. Those whose fullest rank exceeds the
-    memory are dropped and counted; the rest is forecast together.
+    memory are dropped and counted; the rest is forecast together, and so are those that nearly fit.
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
@@ -223,13 +249,21 @@ def parallelize(
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
     """
     priced = prices_of(prices)
-    check_options(attention, overlaps, optimizer)
+    check_options(optimizer)
+    recipe = recipe_of(
+        framework,
+        attention=attention,
+        experts=experts,
+        cuda_graphs=cuda_graphs,
+        fused_accumulation=fused_accumulation,
+        bucket_elements=bucket_elements,
+        overlaps=overlaps,
+    )
     config, sequence = job_config(model), whole("sequence_length", sequence_length)
     batch = whole("global_batch_size", global_batch_size)
     split = read_decoder(config, sequence)
     check_lora(config, split, lora)
-    options = (dtype, optimizer, gradient_dtype, attention, fused_accumulation, tuple(overlaps), lora)
-    ask = Ask(config, split, batch, sequence, *options)
+    ask = Ask(config, split, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
@@ -249,8 +283,7 @@ def parallelize(
         machines, notes = [_with_run(machine, run) for machine in machines], (*notes, *run.notes())
     order = _tied(sorted(machines, key=_order))
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
-    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, "attention": attention}
-    workload |= {"overlaps": tuple(overlaps)}
+    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **asdict(recipe)}
     workload |= {} if lora is None else {"lora": lora.values()}
     told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
     return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
@@ -336,13 +369,25 @@ class _Search:
         kept = [at for at, footprint in enumerate(memory) if footprint.total <= room]
         dropped = len(layouts) - len(kept)
         least = min((footprint.total for footprint in memory), default=room)
-        machine = Machine(name, cluster.count, (), len(layouts), dropped, max(least - room, 0.0), price)
-        if not kept:
-            return machine
-        domain = cluster.topology.gpus_per_domain
-        assembly = assemble(self.pieces, domain, [layouts[at] for at in kept], [memory[at] for at in kept])
-        steps = self._steps(assembly, predictor, cluster, name)
-        return replace(machine, choices=_choices(steps, self.top, price))
+        near = [at for at, item in enumerate(memory) if room < item.total <= (1.0 + NEAR_SHARE) * room]
+
+        def fastest(places: list[int]) -> list[Forecast]:
+            if not places:
+                return []
+            of = [layouts[at] for at in places], [memory[at] for at in places]
+            return self._steps(assemble(self.pieces, cluster.topology.gpus_per_domain, *of), predictor, cluster, name)
+
+        return Machine(
+            name,
+            cluster.count,
+            choices=_choices(fastest(kept), self.top, price),
+            tried=len(layouts),
+            too_large=dropped,
+            short_bytes=max(least - room, 0.0),
+            near=len(near),
+            near_misses=tuple(fastest(near)[: min(self.top, NEAR_SHOWN)]),
+            price_per_hour=price,
+        )
 
     def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""
@@ -366,7 +411,7 @@ class _Search:
             plan = assembly.plan(at, assembly.ask.config.name)
             step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
             step = _with_energy(law, step, cluster.gpu, joules[np.argmax(of_rank[at]), at])
-            job = self._alone(assembly.layouts[at].recompute)
+            job = self._alone(assembly.layouts[at])
             forecasts.append(with_flop(step, step_flop(job), cluster.gpu, job))
         return forecasts
 
@@ -390,15 +435,16 @@ class _Search:
             dtype=ask.dtype,
             optimizer=ask.optimizer,
             gradient_dtype=ask.gradient_dtype,
-            attention=ask.attention,
-            fused_accumulation=ask.fused_accumulation,
-            overlaps=ask.overlaps,
+            **asdict(ask.recipe),
             software=self.software,
             lora=ask.lora,
         )
 
-    def _alone(self, recompute: str) -> Job:
+    def _alone(self, layout: Parallelism) -> Job:
         """The job on one GPU: layouts split its FLOP, and change nothing of them but what is run again."""
+        recompute, colon, most = layout.recompute.partition(":")
+        if colon:
+            recompute += f":{sum(min(int(most), count) for count in layout.layers_of(self.pieces.ask.model.depth))}"
         if recompute not in self._jobs:
             self._jobs[recompute] = self._job(Parallelism(recompute=recompute))
         return self._jobs[recompute]

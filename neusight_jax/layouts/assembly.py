@@ -16,11 +16,11 @@ from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import AGAIN, Parallelism, recomputed
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.layouts.pieces import AGAIN, PIECE_WORK, Ask, Entries, Messages, Pieces
+from neusight_jax.layouts.pieces import PIECE_WORK, Ask, Entries, Form, Messages, Pieces
 from neusight_jax.model.power import CLOCKS, JOULES, PowerLaw, at_clock, drawn_in, power_law, settle, slower_by
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
@@ -117,12 +117,13 @@ class Assembly:
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
             real, batch = rows[name] >= 0, self.table.families[name]
-            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.attention)
+            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.recipe.attention)
             seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]
         message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
         sent = self.sums["sent"].of(message_s).reshape(-1, KINDS, len(SLOTS))
         kernels, launches = (np.stack(list(map(self._work, values)), axis=1) for values in (seconds * marks, marks))
+        launches = launches * float(not self.ask.recipe.cuda_graphs)
         columns = (kernels, launches, sent, message_s[self.between])
         return Seconds(*(np.asarray(column, np.float32) for column in columns))  # type: ignore[arg-type]
 
@@ -176,8 +177,7 @@ class Assembly:
             optimizer=ask.optimizer,
             gradient_dtype=ask.gradient_dtype,
             lora=ask.lora,
-            overlaps=ask.overlaps,
-            attention=ask.attention,
+            recipe=ask.recipe,
             notes=tuple(dict.fromkeys(ask.config.notes)),
         )
 
@@ -199,7 +199,7 @@ def assemble(
     for at, layout in enumerate(layouts):
         form = pieces.form(layout)
         start = at * KINDS * len(WORK)
-        entries["passes"].add(_passes(form.pieces, layout.recompute), start)
+        entries["passes"].add(_passes(form, layout.recompute), start)
         entries["updates"].add(pieces.updates(layout), start)
         sent, last = messages.of(layout)
         for block in sent:
@@ -218,7 +218,7 @@ def assemble(
         memory=tuple(memory),
         kinds=kinds,
         layers=tuple(layers),
-        facts=facts_of(layouts, kinds, layers, batches, pieces.ask.overlaps),
+        facts=facts_of(layouts, kinds, layers, batches, pieces.ask.recipe.overlaps),
         table=pieces.pool.table(pieces.ask.dtype),
         messages=messages.rows,
         sums=sums,
@@ -226,19 +226,16 @@ def assemble(
     )
 
 
-def _passes(pieces: tuple[tuple[int, int, int], ...], recompute: str) -> np.ndarray:
+def _passes(form: Form, recompute: str) -> np.ndarray:
     """Entries (kind and work, piece and work, how often) of passes."""
-    works = [(work, work) for work in range(3)]
-    if recompute in AGAIN:
-        works.append((WORK.index("recomputed"), 3 + AGAIN.index(recompute)))
-    return np.array(
-        [
-            (kind * len(WORK) + of_kind, piece * PIECE_WORK + of_piece, times)
-            for kind, piece, times in pieces
-            for of_kind, of_piece in works
-        ],
-        np.float64,
-    )
+    again = WORK.index("recomputed")
+    entries: list[tuple[int, int, float]] = []
+    for kind, piece, times in form.pieces:
+        row, column = kind * len(WORK), piece * PIECE_WORK
+        entries += [(row + work, column + work, times) for work in range(3)]
+        for name, share in recomputed(recompute, len(form.layers[kind])).items():
+            entries.append((row + again, column + 3 + AGAIN.index(name), times * share))
+    return np.array(entries, np.float64)
 
 
 def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray) -> np.ndarray:

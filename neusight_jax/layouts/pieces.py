@@ -25,14 +25,14 @@ from neusight_jax.job.job import (
     tensor_cored,
 )
 from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
-from neusight_jax.job.parallelism import Group, Parallelism, groups
+from neusight_jax.job.parallelism import AGAIN, Group, Parallelism, groups, recomputed
+from neusight_jax.job.recipe import Recipe
 from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
 from neusight_jax.job.step import message_size
 from neusight_jax.job.weights import summed
 from neusight_jax.kernels.table import Pool
+from neusight_jax.memory import summed_saved
 
-AGAIN: tuple[str, ...] = ("selective", "full")
-"""Kinds of recompute, each with work of its own."""
 PIECE_WORK: int = 3 + len(AGAIN)
 """Work of a piece: the three of a pass, then what each of `AGAIN` runs again."""
 
@@ -48,9 +48,7 @@ class Ask:
     dtype: str
     optimizer: str | None
     gradient_dtype: str
-    attention: str
-    fused_accumulation: bool
-    overlaps: tuple[str, ...]
+    recipe: Recipe
     lora: Lora | None = None
 
 
@@ -128,9 +126,9 @@ class Pieces:
             parts[kind] = Part(
                 weights=summed([part.weights.times(times) for part, times in part_counts]),
                 trained=summed([part.trained.times(times) for part, times in part_counts]),
-                activations=sum(part.activations * times for part, times in part_counts),
+                saved=summed_saved([(part.saved, times) for part, times in part_counts]),
                 layers=len(stage_layers),
-                saved_bytes=sum(part.saved_bytes * times for part, times in part_counts),
+                narrowed_bytes=sum(part.narrowed_bytes * times for part, times in part_counts),
             )
             layers[kind] = tuple(stage_layers)
         return Form(tuple(pieces), parts, layers)
@@ -143,8 +141,7 @@ class Pieces:
         ask, ends = self.ask, isinstance(what, tuple)
         at = 0 if isinstance(what, tuple) else ask.model.layers[what][0]
         embeds, predicts = what if isinstance(what, tuple) else (False, False)
-        flash = ask.attention != "unfused"
-        shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, flash=flash)
+        shard = shard_of(layout, at, at + (not ends), embeds=embeds, predicts=predicts, recipe=ask.recipe)
         layers = () if isinstance(what, tuple) else (what,)
         options = (ask.sequence_length, ask.dtype, layers, ask.lora)
         stage = stage_of(ask.config, ask.model, layout, shard, *options)
@@ -154,7 +151,7 @@ class Pieces:
         kernels += [
             (3 + at, repeat, kernel)
             for at, name in enumerate(AGAIN)
-            for repeat, kernel, _ in recomputed_kernels(stage.graph, name)
+            for repeat, kernel, _ in recomputed_kernels(stage.graph, {name: 1.0})
         ]
         placed = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
         self.work.add(block(placed), place * PIECE_WORK)
@@ -171,8 +168,9 @@ class Pieces:
         """Memory of the fullest rank."""
         ask = self.ask
         batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
-        added = added_bytes(batches, gradient, ask.fused_accumulation) > 0.0
-        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added)
+        added = added_bytes(batches, gradient, ask.recipe.fused_accumulation) > 0.0
+        buckets = ask.recipe.bucket_elements
+        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added, buckets)
         return fullest(self.form(layout).parts, self.kinds(layout), layout, batches, held)
 
     def kinds(self, layout: Parallelism) -> tuple[int, ...]:
@@ -188,7 +186,7 @@ class Pieces:
         """Entries (kind and work, kernel, count) of what runs over parameters."""
         ask, form = self.ask, self.form(layout)
         gradient = dtype_bytes(ask.gradient_dtype)
-        added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.fused_accumulation)
+        added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.recipe.fused_accumulation)
         copies = (layout.data, layout.context, layout.tensor, layout.expert, layout.stages, layout.zero)
         key = (*copies, added)
         if key not in self._updates:
@@ -225,7 +223,7 @@ class Messages:
             self._groups[key] = groups(layout, self.gpus_per_domain or layout.gpus)
         placed = self._groups[key]
         near = tuple(placed[name] for name in ("tensor", "context", "expert"))
-        layer_key = (*_shard_key(layout), layout.stages, layout.recompute == "full", near)
+        layer_key = (*_shard_key(layout), layout.stages, layout.recompute, near)
         if layer_key not in self._layers:
             self._layers[layer_key] = self._of_layers(layout, placed)
         own_parameters = (*key, layout.chunks, layout.zero)
@@ -234,17 +232,28 @@ class Messages:
         between = Message("send_recv", self.pieces.between_bytes(layout), "pipeline", "")
         return [self._layers[layer_key], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
 
-    def _sizes(self, layout: Parallelism, layers: tuple[Layer, ...], embeds: bool, predicts: bool, part: Part) -> Sizes:
+    def _sizes(
+        self,
+        layout: Parallelism,
+        layers: tuple[Layer, ...],
+        embeds: bool,
+        predicts: bool,
+        part: Part,
+        rerun: float = 0.0,
+    ) -> Sizes:
+        """Sizes of some layers of a stage; `rerun`: the share of them that is run again."""
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
         sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(*sizes, activation_dtype(ask.dtype), gradient, part.saved_bytes)
+        return Sizes(*sizes, activation_dtype(ask.dtype), gradient, part.narrowed_bytes, rerun)
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
         entries = []
-        for kind, piece, times in self.pieces.form(layout).pieces:
+        form = self.pieces.form(layout)
+        for kind, piece, times in form.pieces:
             stage = self.pieces.stages[piece]
-            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part)
+            rerun = recomputed(layout.recompute, len(form.layers[kind])).get("full", 0.0)
+            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part, rerun)
             entries += [
                 (
                     kind * len(SLOTS) + SLOTS.index(message.slot),

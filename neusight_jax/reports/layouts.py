@@ -51,6 +51,7 @@ def tables(layouts: Layouts) -> RenderableType:
             rows = [_cells(item, layouts.currency) for item in machine.choices]
             parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
             parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
+        parts += _near_lines(machine)
         parts.append("")
     if any(_crowded(item) for machine in layouts.machines for item in machine.choices):
         parts.append(CROWDED)
@@ -111,6 +112,15 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     if layout["recompute"] != "none":
         words.append(f"recompute {layout['recompute']}")
     return " ".join(words)
+
+
+def _near_lines(machine: Machine) -> list[str]:
+    """Layouts that nearly fit, and how much they lack."""
+    return [
+        f"nearly fits, {(step.memory_bytes - step.mem_bytes) / GIB:.2g} GiB too large by estimate: "
+        f"{layout_text(step.workload['layout'])}, {duration(step.total_s)}"
+        for step in machine.near_misses
+    ]
 
 
 def _crowded(item: Choice) -> bool:

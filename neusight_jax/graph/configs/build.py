@@ -28,7 +28,7 @@ from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
 from neusight_jax.graph.configs.fusion import fuse
 from neusight_jax.graph.configs.llama_cpp import ENGINES, LLAMA_CPP, as_llama_cpp
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
-from neusight_jax.graph.configs.shard import Shard
+from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Footprint, Graph
@@ -206,6 +206,7 @@ def graph_from_config(
     optimizer: str | None = None,
     gradient_dtype: str = "fp32",
     lora: Lora | None = None,
+    experts: str | None = None,
     execution: str | None = None,
     attention: str | None = None,
     engine: str | None = None,
@@ -239,6 +240,8 @@ def graph_from_config(
       gradient_dtype: mode "training": what gradients are kept in, for the memory; see `memory.training_bytes`.
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
+      experts: mode "training", decoders: how the products of experts are launched, one of `shard.EXPERTS`; None =
+        grouped.
       execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
@@ -257,7 +260,7 @@ def graph_from_config(
         mode,
         dtype,
         fused,
-        {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype},
+        {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "experts": experts},
         {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
         lora,
         execution,
@@ -325,6 +328,7 @@ def _graph(
             options["kv_dtype"],
             (tensor, expert),
             lora,
+            options["experts"],
         )
         if engine == LLAMA_CPP:
             return replace(as_llama_cpp(graph), options={**graph.options, "engine": engine})
@@ -448,6 +452,7 @@ def _step_graph(
     kv_dtype: str | None,
     split: tuple[int, int],
     lora: Lora | None,
+    experts: str | None,
 ) -> Graph:
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
@@ -459,6 +464,8 @@ def _step_graph(
             f"{config.name}: a training step over several GPUs is a job; expected job_from_config with a layout such "
             "as Parallelism(tensor=8)"
         )
+    if experts is not None and (mode != "training" or experts not in EXPERTS):
+        raise InputError(f"experts is {experts!r}, expected {' or '.join(EXPERTS)}, with mode training")
     for name in (dtype, kv_dtype):
         if name is not None:
             dtype_index(name)
@@ -471,7 +478,8 @@ def _step_graph(
     quantization = quantization_of(config, weight_dtype)
     dtypes = precision(dtype, weight_dtype, kv_dtype, quantization)
     trained = mode == "training" and kind in MODEL_TYPES
-    step = Step(batch, dtypes, mode, quantization, shard=Shard() if trained else None, lora=lora)
+    shard = Shard(grouped_experts=experts != "looped") if trained else None
+    step = Step(batch, dtypes, mode, quantization, shard=shard, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:
         lora.check(step.adapted)
@@ -484,6 +492,7 @@ def _step_graph(
         "tensor_parallel": split[0],
         "expert_parallel": split[1],
         **({} if lora is None else {"lora": lora.values()}),
+        **({} if experts is None else {"experts": experts}),
     }
     return Graph(
         name=config.name,

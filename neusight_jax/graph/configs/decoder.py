@@ -156,7 +156,7 @@ def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
         step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
     elif step.shard is not None:
         # Logits widened to fp32 and reduced, then their gradient written in the dtype they came in.
-        step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2)
+        step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2, saved_bytes=4.0 * rows * vocabulary)
 
 
 def _outputs(step: Step, model: Decoder, widths: tuple[int, ...]) -> None:
@@ -223,6 +223,8 @@ def _layer(step: Step, model: Decoder, layer: Layer, expert_parallel: int) -> No
         WRITERS[type(layer.mixer)](step, layer.mixer, hidden)
         if layer.sandwich or layer.post_norm:
             _norm(step, "attention_post_norm", model, residual=layer.post_norm)
+        else:
+            step.summed()
     block = layer.feed_forward
     if block is None:
         return
@@ -234,6 +236,8 @@ def _layer(step: Step, model: Decoder, layer: Layer, expert_parallel: int) -> No
         WRITERS[type(block)](step, block, hidden)
     if layer.sandwich or layer.post_norm:
         _norm(step, "mlp_post_norm", model, residual=layer.post_norm)
+    else:
+        step.summed()
     if model.layer_inputs:
         _layer_input(step, model)
 

@@ -52,6 +52,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     if block.shared:
         if not beside:
             write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
+            step.summed()
         step.weight(hidden * block.shared_gate)  # one more row of the router
     width = block.latent or hidden
     if block.latent:
@@ -109,21 +110,34 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         if not step.training:
             phases[0].append(_expert_kernel(dims, part, stored / elements))
             continue
-        # Frameworks train them product by product (Transformer Engine, `GroupedLinear`).
-        rows, count = dims["rows"] / dims["active"], dims["active"] * part.share
+        # Training runs products of experts as one batch each, or expert by expert.
+        active, grouped = dims["active"], step.shard is None or step.shard.grouped_experts
+        rows, batch, count = dims["rows"] / active, active if grouped else 1.0, 1.0 if grouped else active
         for features, read in (((matrices - 1) * width, hidden), (hidden, width)):
-            for phase, kernels in zip(phases, step.products(part, rows, features, read, count), strict=True):
+            products = step.products(part, rows, features, read, count * part.share, batch)
+            for phase, kernels in zip(phases, products, strict=True):
                 phase += map(_of_an_expert, kernels)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
             moved = {"rows": dims["rows"], "cols": float(width), "reads": passes - 1.0, "writes": 1.0}
             phase.append(Kernel("stream", "pointwise", moved, 1.0, step.precision.activations))
-    step.emit("mlp.experts", "experts", *phases, (tokens, hidden))
+    step.read(hidden, step.precision.products, step.lora is None)
+    # Gate and up as they are, what the activation makes of them as the product after it reads it.
+    size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
+    down = dims["rows"] * width * narrow * (step.lora is None)
+    inside = dims["rows"] * (matrices - 1) * width * size + down
+    step.emit(
+        *("mlp.experts", "experts"),
+        *phases,
+        (tokens, hidden),
+        saved_bytes=float(tokens) * hidden * size + inside,
+        rebuilt_bytes=down,
+    )
 
 
 def _of_an_expert(kernel: Kernel) -> Kernel:
-    """A product as one of an expert; fp32 has no such operator."""
-    tensor = kernel.family == "linear" and kernel.dtype != "fp32"
+    """A product as one of experts; fp32 has no such operator."""
+    tensor = kernel.family in ("linear", "bmm") and kernel.dtype != "fp32"
     return replace(kernel, op="expert") if tensor else kernel
 
 

@@ -19,7 +19,8 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     step.linear("attention.qkv", tokens, features, hidden * mixer.inputs, bias=features * mixer.bias, parts=parts)
     _norms(step, mixer)
     if mixer.rotary:
-        step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + kv * mixer.cached) * size, 1, 1)
+        turned = (heads + kv * mixer.cached) * size
+        step.stream("attention.rotary", "stream", "pointwise", tokens, turned, 1, 1, saved_bytes=0.0)
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=size)
     step.weight(heads * mixer.sinks)
@@ -92,7 +93,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
     else:
         step.linear("attention.qkv", tokens, heads * query + small, hidden, bias=small * mixer.bias)
     step.norm("attention.kv_norm", tokens, mixer.kv_rank)
-    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * mixer.rope, 1, 1)
+    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * mixer.rope, 1, 1, saved_bytes=0.0)
     seen, window, sparse = None, 0, False
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=mixer.rope)

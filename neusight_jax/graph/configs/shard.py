@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+EXPERTS: tuple[str, ...] = ("grouped", "looped")
+"""Ways the products of a layer's experts are launched: all of them by one kernel, or one after another by the host."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -17,6 +20,7 @@ class Shard:
       expert_ranks: ranks that whole experts are split over, 1 = every expert is split as other matrices are.
       tensor: ranks that hold the same tokens.
       flash: whether attention is one kernel.
+      grouped_experts: whether the products of a layer's experts are one kernel.
     """
 
     first: int = 0
@@ -28,6 +32,7 @@ class Shard:
     expert_ranks: int = 1
     tensor: int = 1
     flash: bool = True
+    grouped_experts: bool = True
 
     def own(self, layers: list[int]) -> list[int]:
         """Those of some layers that the stage has."""

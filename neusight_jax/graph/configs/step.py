@@ -24,6 +24,7 @@ from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.table import Kernel
+from neusight_jax.memory import saved_of
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
 """Dtypes of products only: activations beside them are bf16."""
@@ -146,15 +147,13 @@ class Step(Writer):
         return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
 
     def footprint(self) -> Footprint:
-        """Memory of the step, in training with every node's output, without states (`optimizers.with_states`)."""
-        size = dtype_bytes(self.precision.activations)
-        outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
-        kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
+        """Memory of the step, without states (`optimizers.with_states`)."""
+        outputs = [self._bytes_of(node.shape) for node in self.nodes]
         return Footprint(
             weights=self.parameter_bytes,
             gradients=0.0,
             optimizer=0.0,
-            activations=kept if self.training else 2.0 * max(outputs),
+            activations=saved_of(self.nodes).peak() if self.training else 2.0 * max(outputs),
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
         )
@@ -169,6 +168,8 @@ class Step(Writer):
         shape: tuple[int, ...] = (1,),
         *,
         adapter: bool = False,
+        saved_bytes: float | None = None,
+        rebuilt_bytes: float = 0.0,
     ) -> None:
         """Write a node; beside adapters only they have gradients of weights.
 
@@ -177,12 +178,51 @@ class Step(Writer):
           forward: kernels of one execution.
           backward: kernels of the gradient of the activations.
           weight_gradient: kernels of the gradient of the weights.
-          shape: of the output, which a training step keeps.
+          shape: of the output.
           adapter: whether it is a product of an adapter.
+          saved_bytes: what a training step keeps of one execution; None = the output.
+          rebuilt_bytes: as of `Node`.
         """
         operands = (Operand("input", int(np.prod(shape)), True),)
         learned = () if self.lora and not adapter else weight_gradient
-        self.write(name, op, (forward, backward, learned), operands, shape)
+        kept = self._bytes_of(shape) if saved_bytes is None else saved_bytes
+        kept, rebuilt = (kept, rebuilt_bytes) if self.training else (0.0, 0.0)
+        self.write(name, op, (forward, backward, learned), operands, shape, saved_bytes=kept, rebuilt_bytes=rebuilt)
+
+    def _bytes_of(self, shape: Sequence[int]) -> float:
+        """Bytes of a tensor in the dtype of the activations."""
+        return float(np.prod(shape)) * dtype_bytes(self.precision.activations)
+
+    def read(self, width: int, dtype: str, learned: bool) -> None:
+        """Settle what a training step keeps of the node before, whose output a product reads.
+
+        The gradient of its weight needs that in the dtype of the product; a frozen weight needs nothing of it
+        (Transformer Engine, `save_for_backward` of `Linear`).
+
+        Args:
+          width: of the product's contraction.
+          dtype: of the product.
+          learned: whether its weight has a gradient.
+        """
+        last = self.nodes[-1] if self.training and self.nodes else None
+        if last is None or last.section != self._section or np.prod(last.shape[1:]) != width:
+            return
+        if last.op in ("linear", "bmm", "embedding"):
+            return
+        written, operand = self._bytes_of(last.shape), float(np.prod(last.shape)) * dtype_bytes(dtype) * learned
+        if last.op == "attention":  # its own gradient reads its output too
+            more = operand if dtype_bytes(dtype) < dtype_bytes(self.precision.activations) else 0.0
+            self.nodes[-1] = replace(last, saved_bytes=last.saved_bytes + more)
+        else:
+            self.nodes[-1] = replace(last, saved_bytes=last.saved_bytes - written + operand, rebuilt_bytes=operand)
+
+    def summed(self) -> None:
+        """Keep nothing of the output written last: it is added to the residual, which the next norm keeps."""
+        if not self.training:
+            return
+        at = -2 if self.nodes[-1].name.endswith(".lora") else -1
+        node = self.nodes[at]
+        self.nodes[at] = replace(node, saved_bytes=max(node.saved_bytes - self._bytes_of(node.shape), 0.0))
 
     def weight(self, elements: float) -> None:
         """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
@@ -228,7 +268,7 @@ class Step(Writer):
             stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
             self.count(float(vocabulary) * hidden * part.share, stored)
             self.ledger.add("embedding", part.of_rows(self.requests.tokens), float(vocabulary) * hidden)
-        self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1)
+        self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1, saved_bytes=0.0)
 
     def linear(
         self,
@@ -248,6 +288,10 @@ class Step(Writer):
           bias: elements of biases and the like; tied: whether the weight is counted elsewhere; parts: as of `stored`.
         """
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
+        # Products outside layers, and those kept in a dtype of their own (routers, heads), get no adapter.
+        adaptable = self.lora is not None and bool(self._section) and dtype is None
+        adapter = self.lora if self.lora is not None and adaptable and self.lora.has(name) else None
+        self.read(width, dtype or self.precision.products, self.lora is None or adapter is not None)
         # Layers may differ in how they store a weight: every way of storing has its share of the launches.
         for part in self.stored(name, dtype, tied, parts):
             elements = float(features) * width
@@ -261,11 +305,9 @@ class Step(Writer):
                 phases[0].append(self._quantized(rows, width, part))
         self.emit(name, "linear", *phases, (rows, features))
         self.weight(bias)
-        # Products outside layers, and those kept in a dtype of their own (routers, heads), get no adapter.
-        if self.lora is not None and self._section and dtype is None:
-            self.adapted.append(name)
-            if self.lora.has(name):
-                self._adapter(f"{name}.lora", rows, features, width, self.lora)
+        self.adapted += [name] * adaptable
+        if adapter is not None:
+            self._adapter(f"{name}.lora", rows, features, width, adapter)
 
     def _adapter(self, name: str, rows: int, features: int, width: int, lora: Lora) -> None:
         """An adapter beside a product of a layer."""
@@ -277,7 +319,7 @@ class Step(Writer):
         self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
 
     def products(
-        self, part: Stored, rows: float, features: int, width: int, count: float
+        self, part: Stored, rows: float, features: int, width: int, count: float, batch: float = 1.0
     ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
         """Products of activations with weights, and of their gradients; kernels of forward, backward, weight gradient.
 
@@ -287,6 +329,7 @@ class Step(Writer):
           features: outputs, its N.
           width: contraction, its K.
           count: launches of each kernel, the share of `part` included.
+          batch: products of one launch, each with weights of its own.
         """
 
         part = part.of_rows(rows)
@@ -299,14 +342,14 @@ class Step(Writer):
 
         def product(dtype: str) -> Kernel:
             share = part.weight_share(features, width, dtype)
-            return matrix_product(1, rows, features, width, dtype, count, share, part.scheme.unpack)
+            return matrix_product(batch, rows, features, width, dtype, count, share, part.scheme.unpack)
 
         forward = [part.either(product)]
-        backward = [matrix_product(1, rows, width, features, part.dtype, count, narrow)]
-        gradient = [matrix_product(1, features, width, rows, part.dtype, count, upright=False)]
+        backward = [matrix_product(batch, rows, width, features, part.dtype, count, narrow)]
+        gradient = [matrix_product(batch, features, width, rows, part.dtype, count, upright=False)]
         if self.shard is not None and part.dtype in NARROW:
             # What is multiplied is cast, and kept transposed for the gradients of weights as well.
-            times, copies = count / part.share, 1.0 if self.lora else 2.0
+            times, copies = batch * count / part.share, 1.0 if self.lora else 2.0
             forward.append(self.cast(times * rows, width, part, copies))
             backward.append(self.cast(times * rows, features, part, copies))
         return forward, backward, gradient
@@ -367,7 +410,16 @@ class Step(Writer):
         )
 
     def stream(
-        self, name: str, family: str, op: str, rows: int, cols: int, reads: float, writes: float, grad: float = 1.0
+        self,
+        name: str,
+        family: str,
+        op: str,
+        rows: int,
+        cols: int,
+        reads: float,
+        writes: float,
+        grad: float = 1.0,
+        saved_bytes: float | None = None,
     ) -> None:
         """Write a kernel that streams activations.
 
@@ -380,6 +432,7 @@ class Step(Writer):
           reads: passes over rows × cols that are read.
           writes: passes that are written.
           grad: traffic of the gradient over that of the forward kernel; 0 = no kernel.
+          saved_bytes: as of `emit`.
         """
 
         kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
@@ -388,7 +441,8 @@ class Step(Writer):
             dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
             return Kernel(kernel_family, op, dims, 1.0, self.precision.activations)
 
-        self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
+        gradient = [kernel(grad)] if grad else []
+        self.emit(name, op, [kernel(1.0)], gradient, (), (rows, cols), saved_bytes=saved_bytes)
 
     def norm(self, name: str, rows: int, cols: int, *, residual: bool = False) -> None:
         """Write a norm.
@@ -397,12 +451,13 @@ class Step(Writer):
           name: inside the section.
           rows: vectors that are normed.
           cols: width of each, and elements of the norm's weight.
-          residual: whether it adds the residual on the way, and writes the sum too.
+          residual: whether it adds the residual on the way, and writes the sum too, which a training step keeps.
         """
         passes = 2.0 if residual else 1.0
         self.weight(float(cols))
         if not (residual and self.norms_in_sums):
-            self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
+            kept = passes * self._bytes_of((rows, cols))
+            self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5, saved_bytes=kept)
 
     def attention(
         self,
@@ -442,7 +497,9 @@ class Step(Writer):
             heads, kv_heads = heads / self.shard.context, max(kv_heads / self.shard.context, 1.0)
         if precision.activations not in FLASH or (self.shard is not None and not self.shard.flash):
             forward, backward = self._unfused(batch, round(heads), round(head_size))
-            self.emit("attention", "attention", forward, backward, (), shape)
+            scores = self._score_bytes(batch, round(heads))
+            kept = self._bytes_of(shape) + scores
+            self.emit("attention", "attention", forward, backward, (), shape, saved_bytes=kept, rebuilt_bytes=scores)
             return
         sizes = attention_dims(
             queries,
@@ -462,6 +519,18 @@ class Step(Writer):
         kernel, gradient = flash_kernels(dims, precision.activations)
         self.emit("attention", "attention", [kernel], [gradient], (), shape)
 
+    @property
+    def _drops(self) -> bool:
+        """Whether unfused attention has dropout."""
+        return self.shard is not None and self.precision.activations in FLASH
+
+    def _score_bytes(self, batch: Requests, heads: int) -> float:
+        """What unfused attention keeps of its scores: those after softmax, with dropout its mask and output too
+        (Korthikanti et al., "Reducing Activation Recomputation", 2022, section 4.1)."""
+        pairs = float(np.dot(batch.queries, batch.context)) * heads
+        size = dtype_bytes(self.precision.activations)
+        return pairs * (2.0 * size + 1.0 if self._drops else size)
+
     def _unfused(self, batch: Requests, heads: int, head_size: int) -> tuple[list[Kernel], list[Kernel]]:
         """Attention as two products and a softmax, requests of equal length together."""
         pairs = list(zip(batch.queries, batch.context, strict=True))
@@ -471,7 +540,7 @@ class Step(Writer):
             sizes = (heads * pairs.count((new, length)), new, length, head_size, head_size)
             forward += attention_kernels(*sizes, self.precision.activations)
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
-            if self.shard is not None and self.precision.activations in FLASH:  # dropout, its mask a byte an element
+            if self._drops:  # its mask a byte an element
                 dims = {"rows": float(sizes[0]) * new, "cols": float(length), "reads": 1.0, "writes": 1.5}
                 kernel = Kernel("stream", "pointwise", dims, 1.0, self.precision.activations)
                 forward.append(kernel)

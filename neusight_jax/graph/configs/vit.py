@@ -32,10 +32,12 @@ def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel
         )
         step.attention(heads, heads, size, 2.0 * hidden, kept_per_token=0.0, causal=False)
         step.linear("attention.output", tokens, hidden, hidden)
+        step.summed()
         step.norm("mlp_norm", tokens, hidden, residual=True)
         step.linear("mlp.up", tokens, inner, hidden)
         step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
+        step.summed()
     step.norm("norm", tokens, hidden, residual=True)
     bare = eager_kind(config, "sequence labels", "none") == "none"
     labels = hidden if bare else config.labels()

@@ -36,6 +36,8 @@ class Writer:
         shape: Shape,
         *,
         fuse: Fuse = "",
+        saved_bytes: float = 0.0,
+        rebuilt_bytes: float = 0.0,
     ) -> str:
         """Write one node down; returns its full name.
 
@@ -44,7 +46,7 @@ class Writer:
           phases: kernels of one execution: forward, backward, weight gradient; the last two are kept in training alone.
           operands: tensors it reads.
           shape: of its output.
-          fuse: as of `Node`.
+          fuse, saved_bytes, rebuilt_bytes: as of `Node`.
         """
         full = f"{self._section}.{name}" if self._section else name
         forward, backward, weight_gradient = phases
@@ -60,6 +62,8 @@ class Writer:
                 operands=tuple(operands),
                 shape=shape,
                 fuse=fuse,
+                saved_bytes=saved_bytes,
+                rebuilt_bytes=rebuilt_bytes,
             )
         )
         return full

@@ -1,0 +1,77 @@
+"""Recipe: what a training framework does beside the layout of a job, as facts with defaults by framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.graph.configs.shard import EXPERTS
+from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS
+from neusight_jax.records import Record
+
+ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
+"""Ways attention is computed."""
+
+
+@dataclass(frozen=True)
+class Recipe(Record):
+    """Facts of a recipe; static. The defaults are those of a framework that nobody states.
+
+    Attributes:
+      attention: "flash" = one kernel, "flash2" = one by the instructions of Ampere whatever the GPU (FlashAttention-2),
+        "unfused" = products, softmax and dropout.
+      experts: one of `shard.EXPERTS`.
+      cuda_graphs: whether passes are replayed as CUDA graphs, so that no launch waits for the host.
+      fused_accumulation: the products of gradients add to their sum; False = further kernels do.
+      overlaps: classes of `software.OVERLAPS` that run beside compute.
+      bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
+    Raises: `InputError` for words that it does not know.
+    """
+
+    attention: str = "flash"
+    experts: str = "grouped"
+    cuda_graphs: bool = False
+    fused_accumulation: bool = True
+    overlaps: tuple[str, ...] = USUAL_OVERLAPS
+    bucket_elements: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("attention", ATTENTION), ("experts", EXPERTS)):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(choices)}")
+        object.__setattr__(self, "overlaps", tuple(self.overlaps))
+        unknown = [name for name in self.overlaps if name not in OVERLAPS]
+        if unknown:
+            raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+
+
+_EAGER = Recipe(fused_accumulation=False)
+"""PyTorch's autograd adds gradients by kernels of its own."""
+FRAMEWORKS: dict[str, Recipe] = {
+    # Transformer Engine: attention of cuDNN; `GroupedLinear` runs one cuBLAS product an expert, on a few streams.
+    "megatron": Recipe(experts="looped"),
+    "nemo": Recipe(experts="looped"),
+    # torchtitan/models: `use_grouped_mm = True`, scaled_dot_product_attention.
+    "torchtitan": replace(_EAGER, attention="flash2"),
+    # deepspeed/moe/experts.py loops over local experts; ZeRO config: reduce_bucket_size 5e8.
+    "deepspeed": replace(_EAGER, attention="flash2", experts="looped", bucket_elements=5e8),
+    # nanotron/nn/attention.py: flash_attn; its accumulator adds gradients in fp32.
+    "nanotron": replace(_EAGER, attention="flash2"),
+    # llmfoundry/models/layers: flash_attn, MegaBlocks' grouped products.
+    "llm-foundry": replace(_EAGER, attention="flash2"),
+    # transformers: a loop over the experts that have tokens; attention sdpa.
+    "hf-trainer": replace(_EAGER, attention="flash2", experts="looped"),
+}
+"""Recipes by framework, as their public code has them by default."""
+
+
+def recipe_of(framework: str | None = None, **stated: Any) -> Recipe:
+    """The recipe of a framework, None = of none in particular, with the facts that are stated (not None) in its place.
+
+    Raises: `InputError` for an unknown framework, or unusable facts.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise unknown_name("framework", framework, FRAMEWORKS)
+    facts = {name: value for name, value in stated.items() if value is not None}
+    return replace(Recipe() if framework is None else FRAMEWORKS[framework], **facts)
