@@ -118,6 +118,16 @@ def test_what_is_refused(
     assert len(error.splitlines()) == 1
 
 
+def test_a_gpu_without_the_dtype_is_said() -> None:
+    """It comes with those that fit; alone it is refused."""
+    layouts = nj.finetune(RooflinePredictor(), ["T4", "H100"], SMALL, counts=(1,), sequence_length=512)
+    assert [machine.name for machine in layouts.machines] == [f"1x {H100}", "1x Tesla T4"]
+    assert layouts.machines[1].verdict in str(layouts)
+    assert layouts.machines[1].verdict == "1x Tesla T4: has no bf16 path: not forecast; give another dtype"
+    with pytest.raises(nj.InputError, match="has no arithmetic path 'bf16'"):
+        nj.finetune(RooflinePredictor(), ["T4"], SMALL, counts=(1,), sequence_length=512)
+
+
 def test_frozen_weights_in_four_bits() -> None:
     """Less memory and traffic of FSDP, by the bits; more time, by a kernel that widens each weight twice a pass."""
     cluster, sizes = nj.load_cluster("2x H100"), {"global_batch_size": 4, "sequence_length": 512}

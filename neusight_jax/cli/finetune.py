@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
@@ -64,7 +64,8 @@ def finetune(
         raise InputError("--lora-rank, --lora-targets: of adapters; give --method lora, or leave them out")
     run, price_list = whole.run(), read_prices(prices) if prices is not None else None
     lora = lora_of(16 if lora_rank is None else lora_rank, lora_targets)
-    clusters = {name: held_back(cluster, limits) for name, cluster in clusters_of(gpu, gpus or COUNTS).items()}
+    named = clusters_of(gpu, gpus or COUNTS)
+    clusters: dict[str, Any] = {name: held_back(cluster, limits) for name, cluster in named.items()}
     dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
     used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
     devices = {name: canonical_name(gpu_in(name)) for name in clusters}

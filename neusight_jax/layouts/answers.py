@@ -102,6 +102,7 @@ class Machine(Record):
       short_bytes: by how much the smallest of them exceeds the memory, 0 where one fits.
       near: how many of the too large need at most `NEAR_SHARE` more than a GPU has; near_misses: the fastest of those.
       price_per_hour: of one GPU; tie: whether the interval of its best layout, in time or cost, reaches the first's.
+      lacks: dtype that its GPU has no arithmetic path for, so that nothing was tried; "" = none.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Machine(Record):
     near_misses: tuple[Forecast, ...] = ()
     price_per_hour: float | None = None
     tie: bool = False
+    lacks: str = ""
 
     def summary(self) -> str:
         """Its verdict."""
@@ -122,6 +124,8 @@ class Machine(Record):
     @property
     def verdict(self) -> str:
         """One line: how many layouts there are, and why others were left out."""
+        if self.lacks:
+            return f"{self.name}: has no {self.lacks} path: not forecast; give another dtype"
         if not self.tried:
             return f"{self.name}: no layout divides the model and the batch over {self.gpus} GPUs"
         if not self.choices:
@@ -268,10 +272,10 @@ def parallelize(
     search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
     machines = []
     for name, target in clusters.items():
-        try:
-            target.gpu.peak_flop_per_s(dtype)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+        if dtype not in target.gpu.paths and any(dtype in other.gpu.paths for other in clusters.values()):
+            machines.append(Machine(name, target.count, (), 0, 0, price_per_hour=_price(priced, name), lacks=dtype))
+            continue
+        target.gpu.peak_flop_per_s(dtype)
         using = predictor[name] if isinstance(predictor, Mapping) else predictor
         machines.append(search.machine(name, target, using, _price(priced, name)))
     if not any(machine.tried for machine in machines):
