@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
     from neusight_jax.graph.configs.config import list_models
+    from neusight_jax.graph.configs.shape import ModelShape, kernels_of
     from neusight_jax.graph.traced.jax_program import graph_from_function
     from neusight_jax.graph.traced.operation import TraceOptions
     from neusight_jax.graph.traced.torch_export import graph_from_torch
@@ -58,6 +59,7 @@ __all__ = [
     "Grid",
     "InputError",
     "Lora",
+    "ModelShape",
     "Parallelism",
     "Range",
     "Samples",
@@ -76,6 +78,7 @@ __all__ = [
     "graph_from_function",
     "graph_from_torch",
     "job_from_config",
+    "kernels_of",
     "latency",
     "list_checkpoints",
     "list_gpus",
@@ -110,6 +113,7 @@ _HOMES = {
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
     "graph.configs.config": ("list_models",),
+    "graph.configs.shape": ("ModelShape", "kernels_of"),
     "graph.traced.jax_program": ("graph_from_function",),
     "graph.traced.operation": ("TraceOptions",),
     "graph.traced.torch_export": ("graph_from_torch",),

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
@@ -37,6 +38,21 @@ tensors have one."""
 UNPACK = "unpack"
 """Key under which dims hold the instructions of a lane that a weight takes to be unpacked, where they were counted; 0 =
 they were not, or there is nothing to unpack."""
+
+
+def is_traced(*sizes: Any) -> bool:
+    """Whether any of some sizes is traced: kernels may be written down for sizes nobody knows yet."""
+    return any(isinstance(size, jax.core.Tracer) for size in sizes)
+
+
+def number(size: Any) -> Any:
+    """A size as a kernel holds it: a float, or the traced scalar it is."""
+    return size if is_traced(size) else float(size)
+
+
+def namespace(*sizes: Any) -> Any:
+    """Where functions of some sizes are taken from: `jax.numpy` where any is traced, else NumPy."""
+    return jnp if is_traced(*sizes) else np
 
 
 @jax.custom_jvp

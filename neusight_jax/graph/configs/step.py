@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from math import prod
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, m
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.family import is_traced, namespace, number
 from neusight_jax.kernels.table import Kernel
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
@@ -148,13 +151,14 @@ class Step(Writer):
     def footprint(self) -> Footprint:
         """Memory of the step, in training with every node's output, without states (`optimizers.with_states`)."""
         size = dtype_bytes(self.precision.activations)
-        outputs = [float(np.prod(node.shape)) * size for node in self.nodes]
+        outputs = [number(prod(node.shape)) * size for node in self.nodes]
+        largest = number(reduce(namespace(*outputs).maximum, outputs))
         kept = sum(output * node.repeat for output, node in zip(outputs, self.nodes, strict=True))
         return Footprint(
             weights=self.parameter_bytes,
             gradients=0.0,
             optimizer=0.0,
-            activations=kept if self.training else 2.0 * max(outputs),
+            activations=kept if self.training else 2.0 * largest,
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
         )
@@ -180,7 +184,7 @@ class Step(Writer):
           shape: of the output, which a training step keeps.
           adapter: whether it is a product of an adapter.
         """
-        operands = (Operand("input", int(np.prod(shape)), True),)
+        operands = (Operand("input", prod(shape), True),)
         learned = () if self.lora and not adapter else weight_gradient
         self.write(name, op, (forward, backward, learned), operands, shape)
 
@@ -225,9 +229,9 @@ class Step(Writer):
     def embedding(self, vocabulary: int, hidden: int, *, shared: bool = False) -> None:
         """The rows of the new tokens looked up; `shared`: whether the weights are another model's."""
         for part in () if shared else self.stored("embedding", self.precision.activations):
-            stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
-            self.count(float(vocabulary) * hidden * part.share, stored)
-            self.ledger.add("embedding", part.of_rows(self.requests.tokens), float(vocabulary) * hidden)
+            elements = number(vocabulary) * hidden
+            self.count(elements * part.share, part.scheme.weight_bytes(vocabulary, hidden) * part.share)
+            self.ledger.add("embedding", part.of_rows(self.requests.tokens), elements)
         self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1)
 
     def linear(
@@ -250,7 +254,7 @@ class Step(Writer):
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
         # Layers may differ in how they store a weight: every way of storing has its share of the launches.
         for part in self.stored(name, dtype, tied, parts):
-            elements = float(features) * width
+            elements = number(features) * width
             if not tied:
                 self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
             self.ledger.add(name, part.of_rows(rows), elements * self.repeat)
@@ -325,7 +329,7 @@ class Step(Writer):
         """
         dtype = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(dtype)
-        dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
+        dims = {"rows": number(rows), "cols": number(cols), "reads": 1.0, "writes": written}
         return Kernel("stream", "quantize", dims, part.share, dtype)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
@@ -370,7 +374,7 @@ class Step(Writer):
         kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
         def kernel(passes: float) -> Kernel:
-            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
+            dims = {"rows": number(rows), "cols": number(cols), "reads": reads * passes, "writes": writes * passes}
             return Kernel(kernel_family, op, dims, 1.0, self.precision.activations)
 
         self.emit(name, op, [kernel(1.0)], [kernel(grad)] if grad else [], (), (rows, cols))
@@ -385,7 +389,7 @@ class Step(Writer):
           residual: whether it adds the residual on the way, and writes the sum too.
         """
         passes = 2.0 if residual else 1.0
-        self.weight(float(cols))
+        self.weight(number(cols))
         if not (residual and self.norms_in_sums):
             self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5)
 
@@ -420,7 +424,7 @@ class Step(Writer):
         token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
         self.cache_bytes += float(kept.sum()) * token_bytes
         self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
-        shape = (batch.tokens, round(heads), round(head_size))
+        shape = (batch.tokens, *(size if is_traced(size) else round(size) for size in (heads, head_size)))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
             queries, context = queries * self.shard.context, context * self.shard.context
@@ -443,7 +447,7 @@ class Step(Writer):
             * (dtype_bytes(precision.kv_cache) / dtype_bytes(precision.activations)),
         )
         summed = ("requests", "queries", "keys", "pairs", "context")
-        dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
+        dims = {key: number(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
         kernel, gradient = flash_kernels(dims, precision.activations)
         self.emit("attention", "attention", [kernel], [gradient], (), shape)
 
