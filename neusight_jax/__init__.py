@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from neusight_jax.comparison import compare
     from neusight_jax.datasets.measurements import read_kernels
-    from neusight_jax.designs.answers import design
+    from neusight_jax.designs.answers import codesign, design
     from neusight_jax.errors import InputError
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
@@ -70,6 +70,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "calibrate_steps",
+    "codesign",
     "compare",
     "design",
     "energy",
@@ -108,7 +109,7 @@ __all__ = [
 _HOMES = {
     "comparison": ("compare",),
     "datasets.measurements": ("read_kernels",),
-    "designs.answers": ("design",),
+    "designs.answers": ("codesign", "design"),
     "errors": ("InputError",),
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),

@@ -13,7 +13,7 @@ from test_leaves import SMOOTH, walk
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.shape import SIZES
+from neusight_jax.graph.configs.blocks import SIZES
 from neusight_jax.kernels.table import KernelTable, distinct
 from neusight_jax.model.latency import plain_sum
 from neusight_jax.model.predictor import RooflinePredictor

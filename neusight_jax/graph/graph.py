@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import is_traced
+from neusight_jax.kernels.family import is_traced, number
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Launched, table_from_kernels
 from neusight_jax.records import Record
 from neusight_jax.units import GIB
@@ -107,7 +107,8 @@ class Footprint(Record):
     @property
     def total(self) -> float:
         """All of it, bytes."""
-        return float(sum(vars(self).values()))
+        total: float = number(sum(vars(self).values()))
+        return total
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+SIZES: tuple[str, ...] = (
+    *("layers", "hidden", "heads", "kv_heads", "head_size", "d_ff"),
+    *("experts", "top_k", "vocabulary"),
+)
+"""Sizes of a model that a search may change (`shape.ModelShape`)."""
+
 
 @dataclass(frozen=True)
 class Indexer:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.blocks import Attention, Decoder, Dense, Experts, FeedForward, Mixer
+from neusight_jax.graph.configs.blocks import SIZES, Attention, Decoder, Dense, Experts, FeedForward, Mixer
 from neusight_jax.graph.configs.build import graph_from_config, model_type
 from neusight_jax.graph.configs.config import Config, language_config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
@@ -22,12 +22,6 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.family import is_traced
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.records import Record
-
-SIZES: tuple[str, ...] = (
-    *("layers", "hidden", "heads", "kv_heads", "head_size", "d_ff"),
-    *("experts", "top_k", "vocabulary"),
-)
-"""Sizes of a shape, in the order of its leaves."""
 
 
 @jax.tree_util.register_dataclass
