@@ -72,8 +72,14 @@ def grid_best(search: Search, fits: Callable[[np.ndarray], np.ndarray]) -> dict[
     best = int(objective.argmin())
     shape = dict(zip(RANGES, np.exp(kept[best]).round().tolist(), strict=True))
     seconds = time.perf_counter() - begin
-    return {"points": grid.rows, "shapes": len(logs), "forecast": len(kept), "seconds": seconds,
-            "objective": float(objective[best]), "shape": shape}
+    return {
+        "points": grid.rows,
+        "shapes": len(logs),
+        "forecast": len(kept),
+        "seconds": seconds,
+        "objective": float(objective[best]),
+        "shape": shape,
+    }
 
 
 def random_points(search: Search, count: int, seed: int, fits: Callable[[np.ndarray], np.ndarray], filled: bool) -> Any:
@@ -137,7 +143,9 @@ def beside(points: list[int], seeds: int) -> dict[str, Any]:
     print("| method | median | worst seed | evaluations until within 1 % of the grid |\n| --- | ---: | ---: | ---: |")
     for method, rows in results.items():
         gaps, near = [gap for gap, _ in rows], [number for _, number in rows if number is not None]
-        reached = f"{np.median(near):.0f}" + (f" ({len(near)} of {seeds})" if len(near) < seeds else "") if near else "-"
+        reached = (
+            f"{np.median(near):.0f}" + (f" ({len(near)} of {seeds})" if len(near) < seeds else "") if near else "-"
+        )
         print(f"| {method} | {np.median(gaps):+.2%} | {max(gaps):+.2%} | {reached} |")
     return {"grid": grid, "evaluations": spent, "results": results}
 

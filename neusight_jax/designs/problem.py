@@ -60,13 +60,15 @@ class Group(NamedTuple):
     Attributes:
       fields: which of the free fields.
       ceilings, floors: budgets without a forecast that rise, and that fall, as they grow.
-      grows: whether larger is never worse, so that they are grown until a budget binds.
+      larger_is_better, smaller_is_better: whether larger, or smaller, is never worse by the objective, so that they are
+        grown or shrunk until a budget binds.
     """
 
     fields: tuple[bool, ...]
     ceilings: tuple[str, ...]
     floors: tuple[str, ...]
-    grows: bool
+    larger_is_better: bool = False
+    smaller_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Problem:
         costs = tuple(name for name in self.cheap if name not in (*SIZED, LOSS))
         groups = (
             Group(tuple(~of_model), costs, (), times),
-            Group(tuple(of_model), sized, floors, list(self.exponents) == [LOSS]),
+            Group(tuple(of_model), sized, floors, list(self.exponents) == [LOSS], LOSS not in self.exponents),
         )
         return tuple(group for group in groups if any(group.fields))
 

@@ -6,8 +6,8 @@
    need a forecast are kept by an augmented Lagrangian instead. Whole waves are relaxed, fully by default; the
    relaxation can be lowered linearly to `Settings.last_relaxation`, but the slope of the SM count that a relaxation
    passes on is proportional to it, and ending at 0.5 left the descents 4 to 9 times further from the optimum
-   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.grows`): there points are
-   only shrunk into the budgets, never grown.
+   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.groups`): there points are
+   only shrunk into the budgets, never grown. The sizes of a model go by themselves: they are shrunk until its loss binds.
 2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
    spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
    which needs no forecast). The best feasible exact candidate is the answer.
@@ -128,12 +128,14 @@ def _farthest(fits: Callable[[Array], Array]) -> Array:
 
 
 def _within(group: Group, edge: Callable[[tuple[str, ...], float], Array]) -> Array:
-    """How far a group is moved to keep its budgets: as far as it may where larger is better, else no farther than it
-    must. `edge`: the amount at which budgets bind that rise along a way, 1 or −1."""
+    """How far a group is moved to keep its budgets: until they bind where larger, or smaller, is never worse; else no
+    farther than it must. `edge`: the amount at which budgets bind that rise along a way, 1 or −1."""
     reach = jnp.asarray(_REACH, float)
     most = edge(group.ceilings, 1.0) if group.ceilings else reach
     least = edge(group.floors, -1.0) if group.floors else -reach
-    return most if group.grows else jnp.minimum(jnp.maximum(least, 0.0), most)
+    if group.larger_is_better:
+        return most
+    return jnp.minimum(least if group.smaller_is_better and group.floors else jnp.maximum(least, 0.0), most)
 
 
 class Search:
@@ -407,7 +409,9 @@ class Search:
             if number == settings.rounds:
                 break
             around = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else center
-            shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
+            # A field with steps moves by one now and then, however narrow the spread.
+            steps = np.log1p(np.array([axis.grain for axis in self.problem.free]) / np.exp(center))
+            shift = np.maximum(spread, _OF_STEP * steps) * random.normal(size=(settings.candidates, len(steps)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(around + shift, self.low, self.high)
             pool = self.repaired(moved, ways, limits)
@@ -420,6 +424,8 @@ class Search:
 
 _FAST, _WIDEN = 0.02, 1.6
 """A round that gains more than this in log merit widens the spread by this factor; others narrow it."""
+_OF_STEP = 0.5
+"""Least spread of candidates over the step of a field."""
 _PENALTY = 10.0
 """Of the log excess over budgets, where candidates are compared; more than any multiplier met."""
 _SHARPNESS = 50.0

@@ -104,7 +104,8 @@ def matrix_product(
     """
     if not upright and dtype != "fp32":
         lies = _grain(m, dtype) < _grain(n, dtype)
-        m, n = (namespace(lies).where(lies, *sides) for sides in ((n, m), (m, n)))
+        where = namespace(m, n).where
+        m, n = where(lies, n, m), where(lies, m, n)
     family = "bmm" if batch > 1 else "linear"
     dims = {"batch": float(batch), "m": number(m), "n": number(n), "k": number(k)}
     narrow = {WEIGHT_SHARE: weight_share} if is_traced(weight_share) or weight_share != 1.0 else {}
