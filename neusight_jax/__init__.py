@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from neusight_jax.comparison import compare
     from neusight_jax.datasets.measurements import read_kernels
-    from neusight_jax.designs.answers import design
+    from neusight_jax.designs.answers import codesign, design
     from neusight_jax.errors import InputError
     from neusight_jax.graph.configs.adapters import Lora
     from neusight_jax.graph.configs.build import graph_from_config
     from neusight_jax.graph.configs.config import list_models
+    from neusight_jax.graph.configs.shape import ModelShape, kernels_of
     from neusight_jax.graph.traced.jax_program import graph_from_function
     from neusight_jax.graph.traced.operation import TraceOptions
     from neusight_jax.graph.traced.torch_export import graph_from_torch
@@ -60,6 +61,7 @@ __all__ = [
     "Grid",
     "InputError",
     "Lora",
+    "ModelShape",
     "Parallelism",
     "Range",
     "Run",
@@ -71,6 +73,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "calibrate_steps",
+    "codesign",
     "compare",
     "design",
     "energy",
@@ -80,6 +83,7 @@ __all__ = [
     "graph_from_function",
     "graph_from_torch",
     "job_from_config",
+    "kernels_of",
     "latency",
     "list_checkpoints",
     "list_gpus",
@@ -109,11 +113,12 @@ __all__ = [
 _HOMES = {
     "comparison": ("compare",),
     "datasets.measurements": ("read_kernels",),
-    "designs.answers": ("design",),
+    "designs.answers": ("codesign", "design"),
     "errors": ("InputError",),
     "graph.configs.adapters": ("Lora",),
     "graph.configs.build": ("graph_from_config",),
     "graph.configs.config": ("list_models",),
+    "graph.configs.shape": ("ModelShape", "kernels_of"),
     "graph.traced.jax_program": ("graph_from_function",),
     "graph.traced.operation": ("TraceOptions",),
     "graph.traced.torch_export": ("graph_from_torch",),

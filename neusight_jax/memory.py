@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import OPTIMIZER_BYTES, RUNTIME_BYTES, Footprint, Graph, Node
+from neusight_jax.kernels.family import is_traced, largest
 
 INPUT_NOT_SAVED: frozenset[str] = frozenset(
     {"add", "addu", "mulu", "divu", "where", "copy", "dropout", "softmax", "tanh", "relu", "embedding", "gradient_sum"}
@@ -48,7 +49,7 @@ class Saved(NamedTuple):
 
     def peak(self) -> float:
         """Most of one micro-batch with nothing run again: after the loss, or in a layer's backward pass."""
-        return self.layers + max(self.ends, self.widest)
+        return self.layers + largest(self.ends, self.widest)
 
 
 def summed_saved(parts: Sequence[tuple[Saved, int]]) -> Saved:
@@ -63,7 +64,8 @@ def summed_saved(parts: Sequence[tuple[Saved, int]]) -> Saved:
 
 def is_rebuilt(node: Node, operator: str) -> bool:
     """Whether a node is run again where an operator of `REBUILT` is; attention always, others where they keep less."""
-    return bool(node.section) and node.op in REBUILT[operator] and (node.rebuilt_bytes > 0 or operator == "attention")
+    rebuilt = operator == "attention" or is_traced(node.rebuilt_bytes) or node.rebuilt_bytes > 0
+    return bool(node.section) and node.op in REBUILT[operator] and rebuilt
 
 
 def saved_of(nodes: Sequence[Node]) -> Saved:
@@ -72,7 +74,7 @@ def saved_of(nodes: Sequence[Node]) -> Saved:
     return Saved(
         layers=sum(node.saved_bytes * node.repeat for node in inner),
         ends=sum(node.saved_bytes for node in ends),
-        widest=max((node.saved_bytes for node in inner), default=0.0),
+        widest=largest(*(node.saved_bytes for node in inner)),
         rebuilt=tuple(
             sum(node.rebuilt_bytes * node.repeat for node in inner if is_rebuilt(node, operator))
             for operator in REBUILT

@@ -49,6 +49,16 @@ UNITS: dict[str, tuple[float, str]] = {
     "price_per_hour": (1.0, "per hour"),
     "requests_at_once": (1.0, "requests"),
     "slo_ratio": (1.0, "of the limit"),
+    **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_size", "d_ff"), (1.0, "")),
+    **dict.fromkeys(("experts", "top_k", "vocabulary"), (1.0, "")),
+    **dict.fromkeys(("parameters", "active_parameters", "training_tokens"), (GIGA, "billion")),
+    "memory_bytes": (GB, "GB"),
+    "memory_share": (1.0, "of the memory"),
+    "loss": (1.0, "nats a token"),
+    "train_days": (1.0, "days"),
+    "total_dollars": (1.0, "$"),
+    "energy_j": (1.0, "J"),
+    "total_joules": (MEGA, "MJ"),
 }
 """Figure or metric -> the unit people use, in base units, and its name; others are times, or FLOP/s by their names."""
 
@@ -90,7 +100,7 @@ def with_unit(name: str, value: float) -> str:
         return f"{value / TERA:.4g} TFLOP/s"
     if name in UNITS:
         scale, unit = UNITS[name]
-        return f"{_digits(value / scale)} {unit}"
+        return f"{_digits(value / scale)} {unit}".rstrip()
     return duration(value)
 
 

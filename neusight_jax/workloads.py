@@ -21,6 +21,7 @@ from neusight_jax.records import Record
 
 if TYPE_CHECKING:
     from neusight_jax.designs.loads import Service
+    from neusight_jax.designs.model import ModelUse
     from neusight_jax.job.job import Job, Plan
 
 
@@ -130,6 +131,7 @@ class Workload(Record):
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
       service: of a model that is served within targets: a step is then one request (`designs.service`).
+      model: of a model whose sizes may vary (`designs.model`): a step is then a batch of requests.
       job: of a training job, on many GPUs or on one: a step is then one of the whole job.
     """
 
@@ -139,6 +141,7 @@ class Workload(Record):
     weight: float = 1.0
     service: Service | None = None
     job: Job | None = None
+    model: ModelUse | None = None
 
     def summary(self) -> str:
         """Its name and weight."""

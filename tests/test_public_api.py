@@ -41,7 +41,7 @@ CONTRACT = (
     *("predict_kernels", "predict_kernel_intervals", "graph_from_config", "predict", "latency", "Parallelism"),
     *("job_from_config", "parallelize", "serve", "graph_from_function", "graph_from_torch", "scale_trace", "calibrate"),
     *("sensitivity", "design", "sweep", "compare", "train", "evaluate", "save_predictor"),
-    *("energy", "predict_kernels_power", "finetune", "Run"),
+    *("energy", "predict_kernels_power", "finetune", "Run", "ModelShape", "kernels_of", "codesign"),
 )
 """What tools outside the repository call."""
 

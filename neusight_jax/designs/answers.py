@@ -15,9 +15,11 @@ from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel, costs_for
 from neusight_jax.designs.loads import ALONE
-from neusight_jax.designs.problem import Given, Problem, arguments, metrics
+from neusight_jax.designs.model import LossFunction, model_use
+from neusight_jax.designs.problem import OBJECTIVES, Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import catalog_gpu, list_gpus, list_servers
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
@@ -32,7 +34,7 @@ from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.prediction import carries_intervals, predict
 from neusight_jax.records import Result
-from neusight_jax.sweeps.space import Range
+from neusight_jax.sweeps.space import MODEL_FIELDS, Range
 from neusight_jax.units import with_unit
 from neusight_jax.workloads import Workload, workload, workload_dict
 
@@ -124,7 +126,7 @@ def bound_notes(ranges: Sequence[Range], figures: Mapping[str, float]) -> list[s
     for name, end in ends_of(ranges, figures).items():
         wider = "" if end == "low and high" else "; a wider --free may give another answer"
         notes.append(f"{name} ends on the {end} bound of its range, {with_unit(name, figures[name])}{wider}")
-    for axis in ranges:
+    for axis in (axis for axis in ranges if axis.field not in MODEL_FIELDS):
         low, high = _catalog_range(axis.field)
         value = figures[axis.field]
         if not low <= value <= high:
@@ -174,7 +176,8 @@ def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> li
         seconds = np.array([float(np.sum(part)) for part in family_s.values()])
         notes += far_note(intervals, gpu, network, seconds, "extrapolated")
     for load in problem.workloads:
-        needed, there = memory_bytes(load.graph) if load.service is None else 0.0, float(np.asarray(gpu.mem_bytes))
+        stepped = not (load.service or load.model)  # the others have budgets on memory
+        needed, there = memory_bytes(load.graph) if stepped else 0.0, float(np.asarray(gpu.mem_bytes))
         if needed > there:
             notes.append(
                 f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "
@@ -218,6 +221,8 @@ class Design(Result):
       workloads: what it is for: `workload_dict` of each, with its name and weight.
       at_bounds: free fields that ended on a bound of their range: "low", "high" or "low and high".
       notes: what to know before trusting it.
+      rounding: objective over the least that a model or machine reaches without steps, whole tiles and waves.
+      shape: of a model that was designed too, its sizes.
       front_notes: of the first design on a front: which limits gave none of their own, and what held them.
     """
 
@@ -242,6 +247,8 @@ class Design(Result):
     cluster: Cluster | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     change_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rounding: float = 1.0
+    shape: ModelShape | None = None
 
     def to_frame(self) -> pd.DataFrame:
         """One row per figure of the machine and per metric: name, value, value of the base (NaN for figures)."""
@@ -261,7 +268,8 @@ class Design(Result):
             **joined,
             **self._fields("at_bounds", "budgets", "feasible", "multipliers"),
             "log_objective": self.objective,
-            **self._fields("evaluations", "seed"),
+            **self._fields("rounding", "evaluations", "seed"),
+            **({} if self.shape is None else {"shape": self.shape.figures()}),
             "trace": [(spent, value if np.isfinite(value) else None) for spent, value in self.trace],
             "notes": (*self.notes, *self.front_notes),
         }
@@ -290,7 +298,11 @@ def problem(
       notes: to say beside every answer.
     """
     loads = tuple(_load(work) for work in graphs)
-    alone = ALONE if any(load.service is not None for load in loads) else {}
+    alone: Mapping[str, float] = ALONE if any(load.service is not None for load in loads) else {}
+    if loads and (use := loads[0].model) is not None:
+        asked = {*(OBJECTIVES.get(objective, ()) if isinstance(objective, str) else objective), *(budgets or {})}
+        loads = (replace(loads[0], model=use.asked(asked)), *loads[1:])
+        alone = use.usual_budgets(asked, gpu_of(base).mem_bytes)
     limits, remarks = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
     return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, remarks)
 
@@ -331,6 +343,46 @@ def design(
     return answer(search, search.run(seed), seed)
 
 
+def codesign(
+    predictor: Predictor,
+    machine: GPU,
+    base_shape: ModelShape | str | Path | Mapping[str, Any],
+    free: Mapping[str, Sequence[float]] | Sequence[Range],
+    objective: str | Mapping[str, float] = "latency",
+    *,
+    loss: str | LossFunction | None = "besiroglu",
+    budgets: Mapping[str, float] | None = None,
+    costs: CostModel | None = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+    **use: Any,
+) -> Design:
+    """Search the sizes of a model, with figures of its machine where those are free too: a `design` of both.
+
+    Args:
+      predictor: what forecasts.
+      machine: the GPU it is served on, or to start from.
+      base_shape: sizes to start from, or a config; those that are not free stay.
+      free: (low, high) or (low, high, step) of every free field, of `space.MODEL_FIELDS` or of the GPU; or `Range`s.
+      objective: as of `design`: latency (of a request), throughput, cost_per_mtok, energy, loss, total_cost and
+        total_energy (training and the tokens served), or metric -> exponent.
+      loss: law of the loss (`designs.model.model_use`).
+      budgets: as of `design`, of `designs.model` too: loss (that of the base unless another is given), ttft_s, tpot_s,
+        memory_bytes, parameters, train_days. A model always fits into the memory there is.
+      costs, settings, seed: as of `design`.
+      use: requests, training and prices, as of `model_use`.
+    Raises: `InputError` for an unusable problem.
+    """
+    ranges = (
+        free
+        if not isinstance(free, Mapping)
+        else [Range(name, *ends[:2], step=ends[2] if len(ends) > 2 else 0.0) for name, ends in free.items()]
+    )
+    load = model_use(base_shape, machine, loss=loss, **use)
+    options: dict[str, Any] = {"costs": costs, "settings": settings, "seed": seed}
+    return design(predictor, machine, ranges, [load], objective=objective, budgets=budgets, **options)
+
+
 def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float] | None = None) -> Design:
     """A found point as a `Design`: exact metrics, multipliers, the base beside it.
 
@@ -343,7 +395,7 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
     task = search.problem
     figures = {axis.field: float(value) for axis, value in zip(task.free, np.exp(point.logs), strict=True)}
     figures = {name: float(axis.rounded(figures[name])) for name, axis in zip(figures, task.free, strict=True)}
-    base_logs = np.log([float(np.asarray(figure(task.base, axis.field))) for axis in task.free])
+    base_logs = np.log([float(np.asarray(task.figure(axis.field))) for axis in task.free])
     metrics_of, seconds_of, parts = search.metrics(np.stack([point.logs, base_logs]))
     seconds, base_seconds = (
         {load.name: float(value) for load, value in zip(task.workloads, seconds_of[place], strict=True)}
@@ -355,8 +407,9 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         | {name: value for name, value in times.items() if name in task.budgets}
         for place, times in enumerate((seconds, base_seconds))
     )
-    machine = vary_plainly(task.base, figures)
-    gpu = gpu_of(machine)
+    machine = vary_plainly(task.base, {name: value for name, value in figures.items() if name not in MODEL_FIELDS})
+    gpu, use = gpu_of(machine), task.model and task.model.at(figures)
+    rounding = search.rounding(point, limits)
     intervals, changes = time_intervals(task, machine)
     notes = [
         *task.notes,
@@ -364,6 +417,9 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         *machine_notes(task, gpu, {name: values[0] for name, values in parts.items()}),
         *workload_notes(task),
     ]
+    if use is not None:
+        notes += use.notes({name: float(values[0]) for name, values in metrics_of.items()})
+        notes.append(f"whole steps, tiles and waves cost {rounding - 1.0:.1%} over the best without any")
     return Design(
         gpu=gpu,
         free=figures,
@@ -386,6 +442,8 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         cluster=machine if isinstance(machine, Cluster) else None,
         intervals=intervals,
         change_intervals=changes,
+        rounding=rounding,
+        shape=use and use.shape,
     )
 
 
@@ -395,7 +453,7 @@ def time_intervals(
     """Intervals of a machine's seconds, and of these over the base's: of every workload, and of `latency_s`."""
     intervals, changes = {}, {}
     for load in task.workloads:
-        if load.service is not None or not carries_intervals(task.predictor):
+        if load.service or load.model or not carries_intervals(task.predictor):
             return {}, {}
         work: Any = load.job or load.graph
         forecast, base = (predict(task.predictor, place, work) for place in (machine, task.base))

@@ -26,6 +26,7 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.step import compose, seconds_of_job
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.power import draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.serving.capacity import capacity
@@ -63,6 +64,21 @@ def job_seconds(
     pieces = seconds_of_job(predictor, machine, job, run=run)
     pipeline, tail, _ = compose(pieces, job.software, job.plan)
     return pipeline + tail, families, of_one
+
+
+def step_joules(
+    predictor: Predictor,
+    gpu: GPU,
+    seconds: Array,
+    gpus: int,
+    kernels: KernelTable,
+    of_one: Mapping[str, Array],
+    counts: Mapping[str, Array],
+) -> Float[Array, ""]:
+    """Joules of a step on so many boards alike that nothing holds back, as `job.step.energy` has them."""
+    law = power_law(predictor)
+    draw = draw_of_step(law, gpu, kernels, of_one, counts, seconds)
+    return gpus * settle(law, gpu, draw).power_w * seconds
 
 
 # Service: a model that an engine serves within targets, as a workload of a design, in closed form.

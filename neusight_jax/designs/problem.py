@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.designs.cost import CostModel
-from neusight_jax.designs.loads import SERVED, Service, by_workload, job_seconds, served_metrics
+from neusight_jax.designs.loads import SERVED, Service, by_workload, job_seconds, served_metrics, step_joules
+from neusight_jax.designs.model import LOSS, SIZED, ModelUse, model_metrics
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of
-from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import fields_of, figure, require_field, vary
 from neusight_jax.job.job import Job
 from neusight_jax.job.step import check_cluster, mean_counts
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import kernel_latency, require_covered
-from neusight_jax.model.power import draw_of_step, is_limited, power_law, settle
+from neusight_jax.model.power import is_limited
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
-from neusight_jax.sweeps.space import WHOLE, Range
+from neusight_jax.sweeps.space import GRAINS, MODEL_FIELDS, Range
 from neusight_jax.workloads import Workload, combined, num_gpus
 
 OBJECTIVES: dict[str, dict[str, float]] = {
@@ -39,15 +39,36 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "power": {"power_w": 1.0},
     "cost": {"dollars": 1.0},
     "cost_per_mtok": {"cost_per_mtok": 1.0},
+    "loss": {"loss": 1.0},
+    "total_cost": {"total_dollars": 1.0},
+    "total_energy": {"total_joules": 1.0},
 }
 """Objectives as exponents: the product of metrics to these powers is minimised (its logarithm, in the search).
 
 Energy of a step is that of the law of power (`model.power`), of all its GPUs; `power` is the budget of a board by the
-cost model. Performance per dollar is maximised. Cost per million tokens is of services (`designs.service`)."""
+cost model. Performance per dollar is maximised. Cost per million tokens is of services (`designs.service`) and models
+whose sizes vary (`designs.model`), of which alone loss and the totals of training and serving are."""
 TIMES: tuple[str, ...] = ("latency_s", "tokens_per_s")
 """Metrics of all workloads' seconds."""
 ENERGY = "energy_j"
 """Metric of all workloads' joules: the weighted geometric mean of those of their steps."""
+
+
+class Group(NamedTuple):
+    """Free fields that a search grows and shrinks together.
+
+    Attributes:
+      fields: which of the free fields.
+      ceilings, floors: budgets without a forecast that rise, and that fall, as they grow.
+      larger_is_better, smaller_is_better: whether larger, or smaller, is never worse by the objective, so that they are
+        grown or shrunk until a budget binds.
+    """
+
+    fields: tuple[bool, ...]
+    ceilings: tuple[str, ...]
+    floors: tuple[str, ...]
+    larger_is_better: bool = False
+    smaller_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,13 +107,16 @@ class Problem:
             if twice:
                 raise InputError(f"{what} {twice[0]} is given twice, expected once")
         for name in fields:
-            require_field(name, self.base)
+            if self.model is None or name not in MODEL_FIELDS:
+                require_field(name, self.base)
         for load in self.workloads:
             require_covered(self.predictor, load.kernels)
             for dtype in load.graph.arithmetic:
                 gpu_of(self.base).peak_flop_per_s(dtype)
             if load.job is not None:
                 check_cluster(self.base, load.job)
+        if self.model is not None and len(self.workloads) > 1:
+            raise InputError("a model whose sizes vary is designed alone, and there are several workloads")
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if len({load.service is None for load in self.workloads}) > 1:
@@ -102,9 +126,9 @@ class Problem:
         if self.workloads[0].service is not None and "dollars" not in self.metric_names:
             raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")
         for name in (*self.exponents, *self.budgets):
-            if name in SERVED and name not in self.metric_names:
+            if self.model is None and name in SERVED and name not in self.metric_names:
                 raise InputError(f"{name} is of models that are served; give targets: --slo 'ttft<=1s tpot<=50ms'")
-            if name == ENERGY and name not in self.metric_names:
+            if self.model is None and name == ENERGY and name not in self.metric_names:
                 raise InputError(
                     f"{name} is of steps on boards that nothing holds back; leave out targets, caps and locked clocks"
                 )
@@ -120,23 +144,44 @@ class Problem:
         return OBJECTIVES[self.objective] if isinstance(self.objective, str) else self.objective
 
     @property
+    def model(self) -> ModelUse | None:
+        """The model whose sizes may vary, if there is one."""
+        return self.workloads[0].model
+
+    def figure(self, name: str) -> ArrayLike:
+        """A figure of the base, or of the model there is."""
+        return self.model.figure(name) if self.model and name in MODEL_FIELDS else figure(self.base, name)
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """Everything an objective or a budget may name."""
         costs = tuple(jax.eval_shape(lambda: self.costs.costs(_floats(self.base))))
-        return (*self.timed_names, *costs, *fields_of(self.base))
+        sized = () if self.model is None else self.model.sized_names
+        return (*self.timed_names, *sized, *costs, *fields_of(self.base))
 
     @property
     def timed_names(self) -> tuple[str, ...]:
         """Metrics that need a forecast; the others need only the cost model."""
+        if self.model is not None:
+            return (*TIMES, *self.model.metric_names, self.workloads[0].name)
         services = SERVED if all(load.service is not None for load in self.workloads) else ()
         if not services and not is_limited(self.base):
             services = (ENERGY,)
         return (*TIMES, *services, *(load.name for load in self.workloads))
 
     @property
-    def grows(self) -> bool:
-        """Whether only times count, so that a larger machine is never worse."""
-        return all(name in self.timed_names and name not in (*SERVED, ENERGY) for name in self.exponents)
+    def groups(self) -> tuple[Group, ...]:
+        """Free fields that grow together: those of the machine, and those of the model."""
+        of_model = np.array([self.model is not None and axis.field in MODEL_FIELDS for axis in self.free])
+        times = all(name in self.timed_names and name not in (*SERVED, ENERGY) for name in self.exponents)
+        sized = tuple(name for name in self.cheap if name in SIZED)
+        floors = tuple(name for name in self.cheap if name == LOSS)
+        costs = tuple(name for name in self.cheap if name not in (*SIZED, LOSS))
+        groups = (
+            Group(tuple(~of_model), costs, (), times),
+            Group(tuple(of_model), sized, floors, list(self.exponents) == [LOSS], LOSS not in self.exponents),
+        )
+        return tuple(group for group in groups if any(group.fields))
 
     @property
     def cheap(self) -> tuple[str, ...]:
@@ -156,19 +201,13 @@ class Problem:
         128 SMs must not come back as 127.99999: ten waves would be eleven.
         """
         figures = {axis.field: jnp.exp(logs[place]) for place, axis in enumerate(self.free)}
-        rounded = {name: jnp.where(whole, jnp.round(value), value) for name, value in figures.items() if name in WHOLE}
+        rounded = {name: jnp.where(whole, jnp.round(value), value) for name, value in figures.items() if name in GRAINS}
         return {**figures, **rounded}
 
 
 def _floats(machine: Machine) -> Machine:
     floats: Machine = jax.tree.map(lambda value: jnp.asarray(value, float), machine)
     return floats
-
-
-def cost_metrics(costs: CostModel, base: Machine, figures: Mapping[str, Array]) -> dict[str, Array]:
-    """Metrics that need no forecast: costs, and the machine's own figures."""
-    machine = vary(base, figures)
-    return {**costs.costs(machine), **{name: jnp.asarray(figure(machine, name)) for name in fields_of(base)}}
 
 
 class Given(NamedTuple):
@@ -181,6 +220,7 @@ class Given(NamedTuple):
       tokens: of one step of each workload.
       services: what each workload serves, instead of kernels; none where they are steps.
       jobs: the job that each workload is, None of one whose kernels run back to back.
+      model: whose sizes may vary, instead of kernels.
     """
 
     predictor: Predictor
@@ -192,6 +232,18 @@ class Given(NamedTuple):
     tokens: Float[Array, " workload"]
     services: tuple[Service, ...] = ()
     jobs: tuple[Job | None, ...] = ()
+    model: ModelUse | None = None
+
+    def machine(self, figures: Mapping[str, Array]) -> Machine:
+        """The base with its free figures."""
+        return vary(self.base, {name: value for name, value in figures.items() if name not in MODEL_FIELDS})
+
+    def cheap(self, figures: Mapping[str, Array]) -> dict[str, Array]:
+        """Metrics that need no forecast: costs, the machine's figures, sizes of a model and its loss."""
+        machine = self.machine(figures)
+        own = {name: jnp.asarray(figure(machine, name)) for name in fields_of(self.base)}
+        sized = {} if self.model is None else self.model.at(figures).sized(own["mem_bytes"])
+        return {**self.costs.costs(machine), **own, **sized}
 
 
 def metrics(
@@ -204,12 +256,14 @@ def metrics(
       figures: the free fields.
       relaxation: see `latency.kernel_latency`.
     """
-    machine = vary(problem.base, figures)
+    machine = problem.machine(figures)
     gpu = gpu_of(machine)
     more: dict[str, Array] = {}
-    costs = cost_metrics(problem.costs, problem.base, figures)
-    if problem.services:
-        dearer = costs["dollars"] / problem.costs.costs(problem.base)["dollars"]
+    costs = problem.cheap(figures)
+    dearer = costs["dollars"] / problem.costs.costs(problem.base)["dollars"] if "dollars" in costs else jnp.ones(())
+    if problem.model is not None:
+        more, seconds, parts = model_metrics(problem.model.at(figures), problem.predictor, gpu, dearer, relaxation)
+    elif problem.services:
         more, seconds, parts = served_metrics(
             problem.services, problem.shares, problem.predictor, gpu, dearer, relaxation
         )
@@ -234,7 +288,7 @@ def metrics(
                 )
             totals.append(total)
             by_family.append(families)
-            joules.append(_joules(problem.predictor, gpu, total, *drawn))
+            joules.append(step_joules(problem.predictor, gpu, total, *drawn))
         seconds, parts = jnp.stack(totals), by_workload(by_family)
         if not is_limited(machine):
             more = {ENERGY: jnp.exp(jnp.sum(problem.shares * jnp.log(jnp.stack(joules))))}
@@ -246,21 +300,6 @@ def metrics(
     return {**times, **more, **costs}, seconds, parts
 
 
-def _joules(
-    predictor: Predictor,
-    gpu: GPU,
-    seconds: Array,
-    gpus: int,
-    kernels: KernelTable,
-    of_one: Mapping[str, Array],
-    counts: Mapping[str, Array],
-) -> Float[Array, ""]:
-    """Joules of a step on so many boards alike that nothing holds back, as `job.step.energy` has them."""
-    law = power_law(predictor)
-    draw = draw_of_step(law, gpu, kernels, of_one, counts, seconds)
-    return gpus * settle(law, gpu, draw).power_w * seconds
-
-
 def arguments(problem: Problem) -> Given:
     """A problem as arrays."""
     weights = np.array([load.weight for load in problem.workloads])
@@ -269,9 +308,10 @@ def arguments(problem: Problem) -> Given:
         problem.predictor,
         problem.costs,
         _floats(problem.base),
-        *combined([load for load in problem.workloads if load.service is None and load.job is None]),
+        *combined([load for load in problem.workloads if not (load.service or load.job or load.model)]),
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
         tuple(load.service for load in problem.workloads if load.service is not None),
         tuple(load.job for load in problem.workloads if load.service is None),
+        jax.tree.map(lambda size: jnp.asarray(size, float), problem.model),
     )

@@ -6,8 +6,8 @@
    need a forecast are kept by an augmented Lagrangian instead. Whole waves are relaxed, fully by default; the
    relaxation can be lowered linearly to `Settings.last_relaxation`, but the slope of the SM count that a relaxation
    passes on is proportional to it, and ending at 0.5 left the descents 4 to 9 times further from the optimum
-   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.grows`): there points are
-   only shrunk into the budgets, never grown.
+   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.groups`): there points
+   are only shrunk into the budgets, never grown. Sizes of a model go by themselves: they shrink until its loss binds.
 2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
    spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
    which needs no forecast). The best feasible exact candidate is the answer.
@@ -27,7 +27,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from neusight_jax.designs.problem import Given, Problem, arguments, cost_metrics, metrics
+from neusight_jax.designs.model import on_divisors
+from neusight_jax.designs.problem import Given, Group, Problem, arguments, metrics
 from neusight_jax.errors import InputError
 from neusight_jax.model.programs import one_shot
 
@@ -85,6 +86,7 @@ class Found:
       evaluations: spent, gradients at `GRADIENT_COST`.
       trace: evaluations so far, best feasible log objective so far, after each descent and each round; infinite while
         there is none.
+      ends: where the descents ended, off the steps.
     """
 
     logs: Float[np.ndarray, " field"]
@@ -92,6 +94,7 @@ class Found:
     feasible: bool
     evaluations: int
     trace: tuple[tuple[int, float], ...]
+    ends: tuple[Float[np.ndarray, "start field"], ...] = ()
 
 
 class _Descents(NamedTuple):
@@ -124,6 +127,17 @@ def _farthest(fits: Callable[[Array], Array]) -> Array:
     return amount
 
 
+def _within(group: Group, edge: Callable[[tuple[str, ...], float], Array]) -> Array:
+    """How far a group is moved to keep its budgets: until they bind where larger, or smaller, is never worse; else no
+    farther than it must. `edge`: the amount at which budgets bind that rise along a way, 1 or −1."""
+    reach = jnp.asarray(_REACH, float)
+    most = edge(group.ceilings, 1.0) if group.ceilings else reach
+    least = edge(group.floors, -1.0) if group.floors else -reach
+    if group.larger_is_better:
+        return most
+    return jnp.minimum(least if group.smaller_is_better and group.floors else jnp.maximum(least, 0.0), most)
+
+
 class Search:
     """A problem compiled: reuse it for other seeds and budgets without compiling again."""
 
@@ -134,7 +148,7 @@ class Search:
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
         names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
-        constants = (problem.free, *names, problem.grows)
+        constants = (problem.free, *names, problem.groups)
         # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
         self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), constants)
         self._move = one_shot(self._moved, constants)
@@ -169,24 +183,31 @@ class Search:
         return low + (high - low) * jax.nn.sigmoid(raw)
 
     def _grown(self, problem: Given, raw: Array, limits: dict[str, Array]) -> Array:
-        """The point with all logistic units moved alike until a cheap budget binds; see the module docstring.
+        """The point with all logistic units of a group moved alike until its cheap budgets bind; see the module.
 
         Gradient: that of the surface the budgets bound (implicit function theorem), corners rounded by `_SHARPNESS`.
         """
-        if not self.problem.cheap:
-            return raw
+        for group in self.problem.groups:
+            if not (group.ceilings or group.floors):
+                continue
+            along = jnp.array(group.fields, float)
 
-        def excess(point: Array, amount: Array) -> Array:
-            costs = cost_metrics(problem.costs, problem.base, self.problem.figures(self._logs(point + amount)))
-            over = jnp.stack([jnp.log(costs[name]) - jnp.log(limits[name]) for name in self.problem.cheap])
-            return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
+            def edge(names: tuple[str, ...], way: float, raw: Array = raw, along: Array = along) -> Array:
+                """How far a point is moved until budgets bind, which rise that way."""
 
-        fixed = jax.lax.stop_gradient(raw)
-        amount = jax.lax.stop_gradient(_farthest(lambda far: excess(fixed, far) <= 0.0))
-        left, slope = jax.value_and_grad(excess, argnums=1)(raw, amount)
-        slope = jax.lax.stop_gradient(slope)
-        amount = amount - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0)
-        return raw + (amount if self.problem.grows else jnp.minimum(amount, 0.0))
+                def excess(point: Array, far: Array) -> Array:
+                    costs = problem.cheap(self.problem.figures(self._logs(point + way * far * along)))
+                    over = jnp.stack([jnp.log(costs[name]) - jnp.log(limits[name]) for name in names])
+                    return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
+
+                fixed = jax.lax.stop_gradient(raw)
+                far = jax.lax.stop_gradient(_farthest(lambda far: excess(fixed, far) <= 0.0))
+                left, slope = jax.value_and_grad(excess, argnums=1)(raw, far)
+                slope = jax.lax.stop_gradient(slope)
+                return way * (far - jnp.where(slope > _FLAT, left / jnp.maximum(slope, _FLAT), 0.0))
+
+            raw = raw + _within(group, edge) * along
+        return raw
 
     def _moved(
         self, problem: Given, state: _Descents, gradients: _Slopes, limits: dict[str, Array], pace: Array
@@ -207,29 +228,42 @@ class Search:
         return jax.tree.leaves(moved), self._logs(raw)
 
     def _filled(self, problem: Given, logs: Array, ways: Array, limits: dict[str, Array]) -> Array:
-        """The point moved along `ways` (log field per step, ≥ 0) until a cheap budget binds or all are at a bound."""
+        """The point moved along `ways` (log field per step, ≥ 0), group by group, until its cheap budgets bind or all
+        are at a bound."""
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
+        for group in self.problem.groups:
+            along = ways * jnp.array(group.fields, float)
 
-        def at(amount: Array) -> Array:
-            return jnp.clip(logs + amount * ways, low, high)
+            def at(amount: Array, logs: Array = logs, along: Array = along) -> Array:
+                return jnp.clip(logs + amount * along, low, high)
 
-        def fits(amount: Array) -> Array:
-            return self.cheap_fit(problem, at(amount), limits)
+            def edge(names: tuple[str, ...], way: float, at: Callable[[Array], Array] = at) -> Array:
+                """How far a point may be moved within budgets, which rise that way."""
 
-        reach = jnp.asarray(_REACH, float)
-        amount = jnp.where(fits(reach), reach, _farthest(fits))
-        return at(amount if self.problem.grows else jnp.minimum(amount, 0.0))
+                def fits(far: Array) -> Array:
+                    return self.cheap_fit(problem, at(way * far), limits, names)
 
-    def cheap_fit(self, problem: Given, logs: Array, limits: dict[str, Array]) -> Array:
-        """Whether a point keeps the budgets that need no forecast."""
-        costs = cost_metrics(problem.costs, problem.base, self.problem.figures(logs))
-        kept = [jnp.log(costs[name]) <= jnp.log(limits[name]) + SLACK for name in self.problem.cheap]
+                reach = jnp.asarray(_REACH, float)
+                return way * jnp.where(fits(reach), reach, _farthest(fits))
+
+            logs = at(_within(group, edge))
+        return logs
+
+    def cheap_fit(
+        self, problem: Given, logs: Array, limits: dict[str, Array], names: tuple[str, ...] | None = None
+    ) -> Array:
+        """Whether a point keeps the budgets that need no forecast, or those `names` alone."""
+        costs = problem.cheap(self.problem.figures(logs))
+        names = self.problem.cheap if names is None else names
+        kept = [jnp.log(costs[name]) <= jnp.log(limits[name]) + SLACK for name in names]
         return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
 
     def on_steps(self, logs: np.ndarray) -> np.ndarray:
-        """Log fields rounded to the fields' steps."""
-        columns = [np.log(axis.rounded(np.exp(logs[:, place]))) for place, axis in enumerate(self.problem.free)]
-        return np.stack(columns, axis=1)
+        """Log fields rounded to the fields' steps, heads of a model to those that divide."""
+        values = {axis.field: axis.rounded(np.exp(logs[:, at])) for at, axis in enumerate(self.problem.free)}
+        if self.problem.model is not None:
+            values = on_divisors(values, self.problem.model)
+        return np.log(np.stack([values[axis.field] for axis in self.problem.free], axis=1))
 
     def repaired(
         self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None
@@ -313,6 +347,14 @@ class Search:
         objective, spent = self._sloped(np.asarray(logs)[None], relaxation)[1]
         return objective[0], {name: slope[0] for name, slope in spent.items()}
 
+    def rounding(self, point: Found, limits: dict[str, float] | None = None) -> float:
+        """Objective of a point over the least without steps, whole tiles and waves: of itself and where descents that
+        keep the budgets ended."""
+        objective, spent = self._padded(np.concatenate([point.logs[None], *point.ends]), relaxation=1.0)[0]
+        over = [spent[name] - float(jnp.log(limit)) for name, limit in self.limits(limits).items()]
+        kept = np.max([np.zeros(len(objective)), *over], axis=0) < _KEPT
+        return float(np.exp(point.objective - objective[kept].min(initial=objective[0])))
+
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
         objective, excess = self._judge(np.asarray(logs), self.limits(limits))
@@ -367,7 +409,9 @@ class Search:
             if number == settings.rounds:
                 break
             around = parents[random.integers(len(parents), size=settings.candidates)] if number < 2 else center
-            shift = spread * random.normal(size=(settings.candidates, len(self.problem.free)))
+            # A field with steps moves by one now and then, however narrow the spread.
+            steps = np.log1p(np.array([axis.grain for axis in self.problem.free]) / np.exp(center))
+            shift = np.maximum(spread, _OF_STEP * steps) * random.normal(size=(settings.candidates, len(steps)))
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(around + shift, self.low, self.high)
             pool = self.repaired(moved, ways, limits)
@@ -375,15 +419,19 @@ class Search:
         if not kept:
             best = center
             best_value = float(self._judge(best[None], chosen)[0][0])
-        return Found(best, best_value, bool(kept), spent, tuple(trace))
+        return Found(best, best_value, bool(kept), spent, tuple(trace), (ends,))
 
 
 _FAST, _WIDEN = 0.02, 1.6
 """A round that gains more than this in log merit widens the spread by this factor; others narrow it."""
+_OF_STEP = 0.5
+"""Least spread of candidates over the step of a field."""
 _PENALTY = 10.0
 """Of the log excess over budgets, where candidates are compared; more than any multiplier met."""
 _SHARPNESS = 50.0
 """Rounding of the corner where two budgets bind: both are kept, log(2)/50 = 1.4 % is left there for the refinement."""
+_KEPT = 1e-4
+"""Log excess over budgets of an end of a descent that still counts as keeping them."""
 _FLAT = 1e-4
 """Slope of the budgets below which all fields are at their bounds."""
 _FAR = 6.0

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import is_traced, number
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Launched, table_from_kernels
 from neusight_jax.records import Record
 from neusight_jax.units import GIB
@@ -45,7 +46,7 @@ class Node(Record):
       name: dotted, unique in the graph, e.g. "layer.attention.query".
       op: the operator, e.g. "linear", "add".
       forward, backward, weight_gradient: kernels of one execution, by phase.
-      repeat: how often the node runs in the model (layers are stored once).
+      repeat: how often the node runs in the model (layers are stored once); may be traced, as sizes may.
       section: nodes of one section run together; fusion stays inside it.
       operands: tensors it reads; parameters of a matrix product are left out.
       shape: of its output.
@@ -60,7 +61,7 @@ class Node(Record):
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     weight_gradient: tuple[Kernel, ...]
-    repeat: int
+    repeat: float
     section: str
     operands: tuple[Operand, ...]
     shape: Shape
@@ -110,7 +111,8 @@ class Footprint(Record):
     @property
     def total(self) -> float:
         """All of it, bytes."""
-        return float(sum(vars(self).values()))
+        total: float = number(sum(vars(self).values()))
+        return total
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,18 @@ class Graph(Record):
     def kernels(self) -> KernelTable:
         """Distinct launches of the whole model, repeats in `count`; `node` indexes `nodes`, `phase` `PHASES`."""
         # Equal launches of a node are one row: the time of a forecast goes with the rows.
-        counts: defaultdict[tuple[int, int, str, str, str, tuple[tuple[str, float], ...]], float] = defaultdict(float)
+        counts: defaultdict[tuple[Any, ...], Any] = defaultdict(float)
+        first: dict[tuple[Any, ...], Kernel] = {}
         for position, node in enumerate(self.nodes):
             for phase, kernels in enumerate(node.phases):
                 for kernel in kernels:
-                    key = (position, phase, kernel.family, kernel.op, kernel.dtype, tuple(kernel.dims.items()))
+                    # Traced sizes are equal where they are the same.
+                    sizes = ((name, id(size) if is_traced(size) else size) for name, size in kernel.dims.items())
+                    key = (position, phase, kernel.family, kernel.op, kernel.dtype, tuple(sizes))
+                    first.setdefault(key, kernel)
                     counts[key] += kernel.count * node.repeat
         return table_from_kernels(
-            [Kernel(family, op, dict(dims), n, dtype) for (_, _, family, op, dtype, dims), n in counts.items()],
+            [replace(kernel, count=counts[key]) for key, kernel in first.items()],
             dtype=self.dtype,
             phase=[key[1] for key in counts],
             node=[key[0] for key in counts],

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.collective import check_group, collective_dims
-from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
+from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.kernels.tensor_gemm import LOAD_BYTES
 
@@ -100,18 +102,24 @@ def matrix_product(
       upright: whether rows of M×K lie in memory. Else its columns do, as in the gradient of weights: on tensor cores
         M's alignment then counts as N's does, so that the worse of them is N.
     """
-    if not upright and dtype != "fp32" and _grain(m, dtype) < _grain(n, dtype):
-        m, n = n, m
+    if not upright and dtype != "fp32":
+        lies = _grain(m, dtype) < _grain(n, dtype)
+        where = namespace(m, n).where
+        m, n = where(lies, n, m), where(lies, m, n)
     family = "bmm" if batch > 1 else "linear"
-    dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
-    narrow = {} if weight_share == 1.0 else {WEIGHT_SHARE: weight_share}
+    dims = {"batch": float(batch), "m": number(m), "n": number(n), "k": number(k)}
+    narrow = {WEIGHT_SHARE: weight_share} if is_traced(weight_share) or weight_share != 1.0 else {}
     narrow |= {UNPACK: unpack} if unpack else {}
     return Kernel(family, family, {**dims, **narrow}, count, dtype)
 
 
-def _grain(size: float, dtype: str) -> float:
-    """Bytes that rows of a size are aligned to, at most the widest load."""
-    return float(np.gcd(int(size * dtype_bytes(dtype)), int(LOAD_BYTES)))
+def _grain(size: float, dtype: str) -> Any:
+    """Bytes that rows of a size are aligned to, at most the widest load; those of a size between whole numbers are."""
+    if not is_traced(size):
+        return float(np.gcd(int(size * dtype_bytes(dtype)), int(LOAD_BYTES)))
+    grains = LOAD_BYTES / jnp.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    aligned = (size * dtype_bytes(dtype) % grains == 0) | (size % 1.0 != 0)
+    return jnp.max(jnp.where(aligned, grains, 0.5))
 
 
 def collective_kernel(

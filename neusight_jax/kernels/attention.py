@@ -21,9 +21,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.kernels.family import LIBRARY, AnyDims, Dims, Family, Work, whole, whole_down
+from neusight_jax.kernels.family import LIBRARY, AnyDims, Dims, Family, Work, namespace, whole, whole_down
 
 DIMS: tuple[str, ...] = (
     *("requests", "queries", "keys", "pairs", "context"),
@@ -55,15 +55,16 @@ def attention_dims(
     queries: np.ndarray,
     context: np.ndarray,
     *,
-    heads: np.ndarray | float,
-    kv_heads: np.ndarray | float,
-    head_size: np.ndarray | float,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    head_size: ArrayLike,
     window: np.ndarray | float = 0.0,
-    causal: np.ndarray | bool = True,
-    kv_share: np.ndarray | float = 1.0,
+    causal: ArrayLike = True,
+    kv_share: ArrayLike = 1.0,
     repeat: np.ndarray | float = 1.0,
-) -> dict[str, np.ndarray]:
-    """Dims of one launch for every element of the arrays: `repeat` requests, all alike. Host only.
+) -> dict[str, Any]:
+    """Dims of one launch for every element of the arrays: `repeat` requests, all alike. Traced may be the sizes of
+    heads and `kv_share` alone.
 
     For a batch of unlike requests, sum `requests` to `context` over its requests.
 
@@ -85,7 +86,8 @@ def attention_dims(
     same = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "kv_share": kv_share}
     same["windowed"] = np.where(np.asarray(window) > 0, 1.0, 0.0)
     dims = {name: np.asarray(values * repeat) for name, values in sums.items()}
-    return dims | {name: np.broadcast_to(np.asarray(value, np.float64), queries.shape) for name, value in same.items()}
+    xp = namespace(*same.values())
+    return dims | {name: xp.broadcast_to(xp.asarray(value, float), queries.shape) for name, value in same.items()}
 
 
 def flop(dims: AnyDims) -> Any:

@@ -6,12 +6,14 @@ shape-only inputs of the utilization network. Neither sees the GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 Dims: TypeAlias = Mapping[str, Float[Array, " kernel"]]
@@ -39,6 +41,26 @@ tensors have one."""
 UNPACK = "unpack"
 """Key under which dims hold the instructions of a lane that a weight takes to be unpacked, where they were counted; 0 =
 they were not, or there is nothing to unpack."""
+
+
+def is_traced(*sizes: Any) -> bool:
+    """Whether any of some sizes is traced: kernels may be written down for sizes nobody knows yet."""
+    return any(isinstance(size, jax.core.Tracer) for size in sizes)
+
+
+def number(size: Any) -> Any:
+    """A size as a kernel holds it: a float, or the traced scalar it is."""
+    return size if is_traced(size) else float(size)
+
+
+def namespace(*sizes: Any) -> Any:
+    """Where functions of some sizes are taken from: `jax.numpy` where any is traced, else NumPy."""
+    return jnp if is_traced(*sizes) else np
+
+
+def largest(*sizes: Any) -> Any:
+    """The largest of some sizes and 0."""
+    return number(functools.reduce(namespace(*sizes).maximum, sizes, 0.0))
 
 
 @jax.custom_jvp

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, whole
+from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, namespace, whole
 from neusight_jax.kernels.gemm import OPTIONS, multiplied_rows, unpacking, weight_share
 
 DIMS: tuple[str, ...] = ("tokens", "rows", "active", "hidden", "inner")
@@ -29,27 +28,28 @@ Distribution = Literal["balanced", "random"]
 
 
 def expert_dims(
-    tokens: np.ndarray | float,
+    tokens: ArrayLike,
     *,
-    experts: np.ndarray | float,
-    local_experts: np.ndarray | float,
-    top_k: np.ndarray | float,
-    hidden: np.ndarray | float,
-    inner: np.ndarray | float,
+    experts: ArrayLike,
+    local_experts: ArrayLike,
+    top_k: ArrayLike,
+    hidden: ArrayLike,
+    inner: ArrayLike,
     distribution: Distribution = "balanced",
-) -> dict[str, np.ndarray]:
-    """Dims of an expert layer. Host only.
+) -> dict[str, Any]:
+    """Dims of an expert layer; sizes may be traced scalars.
 
     Args:
       tokens: of the batch; experts: in all; local_experts: on this device; top_k: experts of a token.
       hidden, inner: width of the model and of an expert's part on this device.
       distribution: decides how many local experts have work.
     """
-    local = np.asarray(local_experts, np.float64)
-    rows = np.asarray(tokens, np.float64) * top_k * local / np.maximum(experts, 1.0)
-    active = np.minimum(local, rows) if distribution == "balanced" else local * -np.expm1(-rows / local)
-    dims = {"tokens": tokens, "rows": rows, "active": np.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
-    return {name: np.broadcast_to(np.asarray(value, np.float64), rows.shape) for name, value in dims.items()}
+    xp = namespace(tokens, experts, local_experts, top_k, hidden, inner)
+    local = xp.asarray(local_experts, float)
+    rows = xp.asarray(tokens, float) * top_k * local / xp.maximum(experts, 1.0)
+    active = xp.minimum(local, rows) if distribution == "balanced" else local * -xp.expm1(-rows / local)
+    dims = {"tokens": tokens, "rows": rows, "active": xp.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
+    return {name: xp.broadcast_to(xp.asarray(value, float), rows.shape) for name, value in dims.items()}
 
 
 def flop(dims: AnyDims) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES, family_of
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import Family, is_traced
 from neusight_jax.records import Record, is_known, short
 
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
@@ -173,7 +173,9 @@ def batch_from_columns(
     if missing:
         raise InputError(f"family {family.name} has no op {missing[0]!r}; expected one of {', '.join(family.ops)}")
 
-    def pad(values: np.ndarray, fill: float, kind: type) -> Any:
+    def pad(values: Any, fill: float, kind: type) -> Any:
+        if is_traced(values):
+            return jnp.pad(values, (0, length - rows), constant_values=fill)
         out: np.ndarray = np.full(length, fill, kind)
         out[:rows] = values
         return out
@@ -181,7 +183,7 @@ def batch_from_columns(
     options = {name: dims.get(name, np.full(rows, usual)) for name, usual in family.options}
     sizes = {**{name: dims[name] for name in family.dims}, **options}
     return KernelBatch(
-        dims={name: pad(np.asarray(size), 1.0, np.float32) for name, size in sizes.items()},
+        dims={name: pad(size, 1.0, np.float32) for name, size in sizes.items()},
         op=pad(np.array([index[name] for name in names], np.int32), 0, np.int32),
         dtype=pad(dtype, 0, np.int32),
         count=pad(count, 0.0, np.float32),
@@ -199,7 +201,7 @@ def table_from_kernels(
     node: Iterable[int] | None = None,
     launched: Launched = "graph",
 ) -> KernelTable:
-    """A `KernelTable` from host kernels, in order.
+    """A `KernelTable` from kernels written down one by one, in order; their sizes and counts may be traced.
 
     Args:
       kernels: the kernels; `Kernel.count` becomes `KernelBatch.count`.
@@ -229,17 +231,19 @@ def table_from_kernels(
         families[name] = batch_from_columns(
             family,
             [items[i].op for i in where],
-            {
-                dim: np.array([items[i].dims.get(dim, usual.get(dim)) for i in where], np.float32)
-                for dim in (*family.dims, *usual)
-            },
+            {dim: _column([items[i].dims.get(dim, usual.get(dim)) for i in where]) for dim in (*family.dims, *usual)},
             dtype=np.array([dtype_index(items[i].dtype or dtype) for i in where], np.int32),
-            count=np.array([items[i].count for i in where], np.float32),
+            count=_column([items[i].count for i in where]),
             phase=phases[where],
             node=nodes[where],
             row=np.array(where, np.int32),
         )
     return KernelTable(families, launched)
+
+
+def _column(sizes: Sequence[Any]) -> Any:
+    """Sizes of kernels as one array [kernel]; numbers, or scalars some of which are traced."""
+    return jnp.stack([jnp.asarray(size, float) for size in sizes]) if is_traced(*sizes) else np.array(sizes, np.float32)
 
 
 # Tables with each distinct kernel once: what sums over many machines are taken over.

@@ -11,12 +11,20 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import SIZES
 from neusight_jax.hardware.cluster import TRACED_FIELDS
 from neusight_jax.hardware.variant import check_field, require_field
 from neusight_jax.records import Record, cell
 
-WHOLE: tuple[str, ...] = ("num_sms",)
-"""Fields that come in whole numbers."""
+MODEL_FIELDS: tuple[str, ...] = (*SIZES, "training_tokens")
+"""Fields of a model that is designed with its machine (`designs.model`)."""
+GRAINS: dict[str, float] = {
+    "num_sms": 1.0,
+    **dict.fromkeys(SIZES, 1.0),
+    **dict.fromkeys(("hidden", "d_ff", "vocabulary"), 128.0),
+    "head_size": 64.0,
+}
+"""Fields that come in whole numbers, and the step they have where none is given: widths are filled tiles."""
 Method: TypeAlias = Literal["random", "sobol"]
 METHODS: tuple[str, ...] = ("random", "sobol")
 BLOCK = 4096
@@ -28,11 +36,11 @@ class Range(Record):
     """Values a field may take, between `low` and `high` in the field's unit, spread evenly in log (or plainly).
 
     Attributes:
-      field: a GPU field, or of a cluster one of its links and network.
+      field: a GPU field, of a cluster one of its links and network, or of a model one of `MODEL_FIELDS`.
       low, high: both included.
       count: points of a grid; not used by random and Sobol points.
       log: even in log (default) or in the value.
-      step: 0 = any value; else values are rounded to multiples of it. SM counts are always whole.
+      step: values are rounded to multiples of it; 0 = those of `GRAINS`, any value of other fields.
     """
 
     field: str
@@ -48,11 +56,13 @@ class Range(Record):
         return super().figures() | ends
 
     def __post_init__(self) -> None:
-        where = f"range of {self.field if self.field in TRACED_FIELDS else require_field(self.field)}"
+        of_others = self.field in (*TRACED_FIELDS, *MODEL_FIELDS)
+        where = f"range of {self.field if of_others else require_field(self.field)}"
         for value in (self.low, self.high):
             if value <= 0:
                 raise InputError(f"{where}: {value:g} is not positive, expected 0 < low <= high")
-            check_field(self.field, value, where)
+            if self.field not in MODEL_FIELDS:
+                check_field(self.field, value, where)
         if self.low > self.high:
             raise InputError(f"{where}: {self.low:g} to {self.high:g} is empty, expected low <= high")
         if self.step < 0 or (self.step > 0 and self.low / self.step > math.floor(self.high / self.step + 1e-9)):
@@ -63,7 +73,7 @@ class Range(Record):
     @property
     def grain(self) -> float:
         """Step values are rounded to; 0 = none."""
-        return self.step or (1.0 if self.field in WHOLE else 0.0)
+        return self.step or GRAINS.get(self.field, 0.0)
 
     def at(self, share: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
         """Values at shares in [0, 1] of the way from low to high, rounded to the grain inside the range."""

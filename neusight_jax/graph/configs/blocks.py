@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+SIZES: tuple[str, ...] = (
+    *("layers", "hidden", "heads", "kv_heads", "head_size", "d_ff"),
+    *("experts", "top_k", "vocabulary"),
+)
+"""Sizes of a model that a search may change (`shape.ModelShape`)."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,8 @@ class Decoder:
       joined: width of hidden states of another model that a first product brings to this one's, 0 = there are none;
       shared: what of "embedding" and "head" are another model's weights.
       notes: what else a reader should know, one line each.
+      sized: layers with other sizes, numbers or traced, than those of `layers` have, by these (`ModelShape`); deeper:
+        times as many as `layers` says.
     """
 
     hidden: int
@@ -241,6 +249,8 @@ class Decoder:
     joined: int = 0
     shared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sized: Mapping[Layer, Layer] = field(default_factory=dict)
+    deeper: float = 1
 
     @property
     def depth(self) -> int:

@@ -32,6 +32,7 @@ from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import MODES, Footprint, Graph
+from neusight_jax.graph.kernel import FLASH
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.gguf import mixture_of, mixture_types
@@ -191,7 +192,7 @@ def is_eager(model: str) -> bool:
 
 
 def graph_from_config(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | Mapping[str, Any] | Config,
     batch_size: int = 1,
     sequence_length: Lengths | None = None,
     mode: str = "inference",
@@ -214,7 +215,8 @@ def graph_from_config(
     """Operator graph of a model from its config.
 
     Args:
-      config: a catalog name (`list_models()`), the path of a config.json, or a mapping with Hugging Face keys.
+      config: a catalog name (`list_models()`), the path of a config.json, or a mapping with Hugging Face keys; of
+        other sizes `ModelShape.graph`.
       batch_size: sequences, or requests.
       sequence_length: of the input: one number, or for decoders one for each request. In mode "decode" each request has
         one new token, and this is the length of its sequence. If None, 2,048 for decoders, or as many positions as they
@@ -285,7 +287,7 @@ def _fused(fused: bool | None, execution: str | None, attention: str | None) -> 
 
 
 def _graph(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | Mapping[str, Any] | Config,
     batch_size: int,
     sequence_length: Lengths | None,
     mode: str,
@@ -477,6 +479,12 @@ def _step_graph(
         config = unquantized(config)
     quantization = quantization_of(config, weight_dtype)
     dtypes = precision(dtype, weight_dtype, kv_dtype, quantization)
+    unwritten = quantization or lora or split != (1, 1) or dtypes.activations not in FLASH
+    if config.shape is not None and config.shape.is_traced and unwritten:
+        raise InputError(
+            f"{config.name}: traced sizes are of activations in 16 bits on one GPU, without adapters, and of weights "
+            "stored all alike; expected dtype bf16, say, and weight_dtype where the config is quantized"
+        )
     trained = mode == "training" and kind in MODEL_TYPES
     shard = Shard(grouped_experts=experts != "looped") if trained else None
     step = Step(batch, dtypes, mode, quantization, shard=shard, lora=lora)

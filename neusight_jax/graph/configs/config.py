@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.graph.configs.blocks import Decoder
 from neusight_jax.graph.configs.folder import GGUF, Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
 from neusight_jax.tables import table
@@ -70,6 +71,19 @@ TORCH_DTYPES: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16"
 """Dtypes as configs spell them, and their names here."""
 
 
+class Shape(Protocol):
+    """Sizes a model has in place of its config's (`shape.ModelShape`)."""
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether any is traced."""
+        ...
+
+    def applied(self, name: str, model: Decoder) -> Decoder:
+        """The decoder with these sizes; name: of the model, for errors."""
+        ...
+
+
 class Config:
     """A model config with its name; reads keys, and raises `InputError` naming the key when one is unusable.
 
@@ -80,6 +94,7 @@ class Config:
       origin: the values as they were given, where `values` is a part or another spelling of them.
       catalog: whether they are the catalog's, which has weights as they are published.
       stored_bytes: of the files of weights beside the config, None where there are none.
+      shape: sizes the model has in place of the config's; None = those.
     """
 
     def __init__(
@@ -98,6 +113,7 @@ class Config:
         self.origin = self.values if origin is None else origin
         self.catalog = False
         self.stored_bytes: float | None = None
+        self.shape: Shape | None = None
 
     def like(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
@@ -106,7 +122,7 @@ class Config:
         other = Config(
             self.name, values, self.defaults if defaults is None else defaults, (*self.notes, *notes), self.origin
         )
-        other.catalog, other.stored_bytes = self.catalog, self.stored_bytes
+        other.catalog, other.stored_bytes, other.shape = self.catalog, self.stored_bytes, self.shape
         return other
 
     def _value(self, key: str, default: Any) -> Any:
@@ -306,13 +322,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_config(config: str | Path | Mapping[str, Any]) -> Config:
-    """A `Config` from a model name of the catalog, a path to a JSON file, or a mapping.
+def read_config(config: str | Path | Mapping[str, Any] | Config) -> Config:
+    """A `Config` from a model name of the catalog, a path to a JSON file, or a mapping; one that was read is itself.
 
     Raises `InputError` for an unknown model, a missing file, or one that is not a JSON object.
     """
     if isinstance(config, Mapping):
         return Config(str(config.get("model_type", "config"))[:60], config)
+    if isinstance(config, Config):
+        return config
     if not isinstance(config, str | Path):
         raise InputError(
             f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"

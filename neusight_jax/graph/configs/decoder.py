@@ -79,7 +79,7 @@ def read_decoder(config: Config, context: int) -> Decoder:
     """Sizes from a config; `InputError` naming the key that is missing, or a `context` beyond the model's."""
     model = of_class(config, READERS[str(config.values["model_type"])](config))
     config.limit_sequence(context, "max_position_embeddings", positions=positions_of(config))
-    return model
+    return model if config.shape is None else config.shape.applied(config.name, model)
 
 
 def record(
@@ -105,11 +105,15 @@ def record(
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
     whole_experts = whole_experts or shard.expert_ranks > 1
-    parts = {layer: part_of(config.name, layer, tensor_parallel, whole_experts) for layer in model.layers}
+    parts = {
+        layer: part_of(config.name, model.sized.get(layer, layer), tensor_parallel, whole_experts)
+        for layer in model.layers
+    }
     tokens = step.requests.tokens
-    vocabulary = -(-model.vocabulary // tensor_parallel)
+    vocabulary = _part(model.vocabulary, tensor_parallel)
     _check_mode(step, config, model)
-    if step.shard is None:  # the ranks of a job send messages of their own
+    # The ranks of a job send messages of their own.
+    if step.shard is None and max(tensor_parallel, expert_parallel) > 1:
         write_sums(step, model, tensor_parallel, tensor_parallel * (1 if whole_experts else expert_parallel))
     if shard.embeds:
         step.embedding(vocabulary, model.hidden, shared="embedding" in model.shared)
@@ -119,7 +123,7 @@ def record(
     names = _section_names(list(model.layers))
     for layer, numbers in model.layers.items():
         if own_layers := shard.own(numbers):
-            with step.section(names[layer], len(own_layers), own_layers):
+            with step.section(names[layer], len(own_layers) * model.deeper, own_layers):
                 _layer(step, model, parts[layer], expert_parallel)
     config.notes += _notes(config, model)
     if shard.predicts:
@@ -148,7 +152,7 @@ def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
         _outputs(step, model, model.outputs)
         return
     rows, vocabulary = len(step.requests.queries) if step.serving else tokens, model.predicted or model.vocabulary
-    vocabulary = -(-vocabulary // tensor_parallel)
+    vocabulary = _part(vocabulary, tensor_parallel)
     bias = vocabulary * model.head_bias
     tied = "head" in model.shared or (model.tied and (step.shard is None or step.shard.embeds))
     step.linear("head", rows, vocabulary, model.hidden, dtype=dtype, tied=tied, bias=bias)
@@ -157,6 +161,11 @@ def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
     elif step.shard is not None:
         # Logits widened to fp32 and reduced, then their gradient written in the dtype they came in.
         step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2, saved_bytes=4.0 * rows * vocabulary)
+
+
+def _part(size: Any, devices: int) -> Any:
+    """The largest of so many nearly equal parts of a size."""
+    return size if devices == 1 else -(-size // devices)
 
 
 def _outputs(step: Step, model: Decoder, widths: tuple[int, ...]) -> None:

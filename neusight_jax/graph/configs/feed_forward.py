@@ -9,7 +9,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Dense, Experts
 from neusight_jax.graph.configs.step import Step
 from neusight_jax.graph.quantization.scheme import Stored
-from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
+from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel
 
@@ -49,7 +49,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         for name in ("beside_norm", "experts_input_norm", "experts_norm"):
             step.norm(f"mlp.{name}", tokens, hidden)
     beside = _runs_beside(step, block)
-    if block.shared:
+    if is_traced(block.shared) or block.shared:
         if not beside:
             write_dense(step, Dense(block.shared, block.gated, block.bias), hidden, "mlp.shared")
             step.summed()
@@ -62,8 +62,8 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     if step.shard is not None:
         # Tokens in the order of their experts and back, gradients likewise.
         step.stream("mlp.permute", "stream", "pointwise", tokens * block.top_k, width, 2, 2)
-    _write_routed(step, block, width, expert_parallel, float(block.shared * beside))
-    local = block.count // expert_parallel
+    _write_routed(step, block, width, expert_parallel, number(block.shared) if beside else 0.0)
+    local = block.count / expert_parallel
     step.weight(local * (block.inner * (2 if block.gated else 1) + width) * block.bias)
     if block.latent:
         step.linear("mlp.latent_up", tokens, hidden, width, bias=hidden * block.bias)
@@ -72,7 +72,8 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
 def _runs_beside(step: Step, block: Experts) -> bool:
     """Whether the shared expert runs beside the routed ones: in their kernel (SGLang), or a second stream (vLLM,
     `shared_experts_stream`; TensorRT-LLM). Then it is so many more of them."""
-    alone = not step.serving or not block.shared or not block.gated or bool(block.bias or block.latent)
+    shared = is_traced(block.shared) or block.shared
+    alone = not step.serving or not shared or not block.gated or bool(block.bias or block.latent)
     return not alone and step.stored("mlp.shared.gate_up") == step.stored("mlp.experts")
 
 
@@ -84,7 +85,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
 
     An expert of two matrices counts as one of three that is as much narrower.
     """
-    local, width = max(block.count // expert_parallel, 1), max(block.inner, 1)
+    local, width = (number(namespace(size).maximum(size, 1.0)) for size in (block.count / expert_parallel, block.inner))
     tokens, matrices = step.requests.tokens, 3 if block.gated else 2
     gathered = 1.0 if step.shard is None else step.shard.gathered
     sizes = expert_dims(
@@ -97,12 +98,12 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         distribution="random",
     )
     shared = beside / width
-    dims = {key: float(value) for key, value in sizes.items()}
+    dims = {key: number(value) for key, value in sizes.items()}
     dims |= {"rows": dims["rows"] + shared * tokens, "active": dims["active"] + shared}
     phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
     # Layers may differ in how they store their experts: every way of storing has its share of the launches.
     for part in step.stored("mlp.experts"):
-        elements = float(matrices) * hidden * width
+        elements = matrices * hidden * width
         stored = part.scheme.weight_bytes((matrices - 1) * width, hidden) + part.scheme.weight_bytes(hidden, width)
         step.count((local + shared) * elements * part.share, (local + shared) * stored * part.share)
         step.expert_parameters += local * elements * part.share * step.repeat
@@ -119,7 +120,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
                 phase += map(_of_an_expert, kernels)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
-            moved = {"rows": dims["rows"], "cols": float(width), "reads": passes - 1.0, "writes": 1.0}
+            moved = {"rows": dims["rows"], "cols": number(width), "reads": passes - 1.0, "writes": 1.0}
             phase.append(Kernel("stream", "pointwise", moved, 1.0, step.precision.activations))
     step.read(hidden, step.precision.products, step.lora is None)
     # Gate and up as they are, what the activation makes of them as the product after it reads it.

@@ -6,6 +6,7 @@ from neusight_jax.graph.configs.blocks import Attention, Latent, Square
 from neusight_jax.graph.configs.indexing import chosen_keys, write_indexer
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.step import Step
+from neusight_jax.kernels.family import number
 
 
 def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
@@ -24,7 +25,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=size)
     step.weight(heads * mixer.sinks)
-    read = float(kv * (size + value))
+    read = number(kv * (size + value))
     seen, window = _seen(step, mixer)
     step.attention(
         heads,

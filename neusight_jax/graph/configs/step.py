@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, m
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
+from neusight_jax.kernels.family import is_traced, largest, number
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.memory import saved_of
 
@@ -153,7 +155,7 @@ class Step(Writer):
             weights=self.parameter_bytes,
             gradients=0.0,
             optimizer=0.0,
-            activations=saved_of(self.nodes).peak() if self.training else 2.0 * max(outputs),
+            activations=saved_of(self.nodes).peak() if self.training else 2.0 * largest(*outputs),
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
         )
@@ -183,7 +185,7 @@ class Step(Writer):
           saved_bytes: what a training step keeps of one execution; None = the output.
           rebuilt_bytes: as of `Node`.
         """
-        operands = (Operand("input", int(np.prod(shape)), True),)
+        operands = (Operand("input", prod(shape), True),)
         learned = () if self.lora and not adapter else weight_gradient
         kept = self._bytes_of(shape) if saved_bytes is None else saved_bytes
         kept, rebuilt = (kept, rebuilt_bytes) if self.training else (0.0, 0.0)
@@ -191,7 +193,7 @@ class Step(Writer):
 
     def _bytes_of(self, shape: Sequence[int]) -> float:
         """Bytes of a tensor in the dtype of the activations."""
-        return float(np.prod(shape)) * dtype_bytes(self.precision.activations)
+        return number(prod(shape)) * dtype_bytes(self.precision.activations)
 
     def read(self, width: int, dtype: str, learned: bool) -> None:
         """Settle what a training step keeps of the node before, whose output a product reads.
@@ -205,11 +207,13 @@ class Step(Writer):
           learned: whether its weight has a gradient.
         """
         last = self.nodes[-1] if self.training and self.nodes else None
-        if last is None or last.section != self._section or np.prod(last.shape[1:]) != width:
+        if last is None or last.section != self._section or is_traced(width, *last.shape):
+            return  # of traced sizes nobody asks for the memory of training
+        if prod(last.shape[1:]) != width:
             return
         if last.op in ("linear", "bmm", "embedding"):
             return
-        written, operand = self._bytes_of(last.shape), float(np.prod(last.shape)) * dtype_bytes(dtype) * learned
+        written, operand = self._bytes_of(last.shape), float(prod(last.shape)) * dtype_bytes(dtype) * learned
         if last.op == "attention":  # its own gradient reads its output too
             more = operand if dtype_bytes(dtype) < dtype_bytes(self.precision.activations) else 0.0
             self.nodes[-1] = replace(last, saved_bytes=last.saved_bytes + more)
@@ -222,7 +226,7 @@ class Step(Writer):
             return
         at = -2 if self.nodes[-1].name.endswith(".lora") else -1
         node = self.nodes[at]
-        self.nodes[at] = replace(node, saved_bytes=max(node.saved_bytes - self._bytes_of(node.shape), 0.0))
+        self.nodes[at] = replace(node, saved_bytes=largest(node.saved_bytes - self._bytes_of(node.shape)))
 
     def weight(self, elements: float) -> None:
         """Count parameters in the dtype of the activations, of a layer that runs as often as the section says."""
@@ -265,9 +269,9 @@ class Step(Writer):
     def embedding(self, vocabulary: int, hidden: int, *, shared: bool = False) -> None:
         """The rows of the new tokens looked up; `shared`: whether the weights are another model's."""
         for part in () if shared else self.stored("embedding", self.precision.activations):
-            stored = part.scheme.weight_bytes(vocabulary, hidden) * part.share
-            self.count(float(vocabulary) * hidden * part.share, stored)
-            self.ledger.add("embedding", part.of_rows(self.requests.tokens), float(vocabulary) * hidden)
+            elements = number(vocabulary) * hidden
+            self.count(elements * part.share, part.scheme.weight_bytes(vocabulary, hidden) * part.share)
+            self.ledger.add("embedding", part.of_rows(self.requests.tokens), elements)
         self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1, saved_bytes=0.0)
 
     def linear(
@@ -294,7 +298,7 @@ class Step(Writer):
         self.read(width, dtype or self.precision.products, self.lora is None or adapter is not None)
         # Layers may differ in how they store a weight: every way of storing has its share of the launches.
         for part in self.stored(name, dtype, tied, parts):
-            elements = float(features) * width
+            elements = number(features) * width
             if not tied:
                 self.count(elements * part.share, part.scheme.weight_bytes(features, width) * part.share)
             self.ledger.add(name, part.of_rows(rows), elements * self.repeat)
@@ -383,7 +387,7 @@ class Step(Writer):
         """
         dtype = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(dtype)
-        dims = {"rows": float(rows), "cols": float(cols), "reads": 1.0, "writes": written}
+        dims = {"rows": number(rows), "cols": number(cols), "reads": 1.0, "writes": written}
         return Kernel("stream", "quantize", dims, part.share, dtype)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
@@ -438,7 +442,7 @@ class Step(Writer):
         kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
         def kernel(passes: float) -> Kernel:
-            dims = {"rows": float(rows), "cols": float(cols), "reads": reads * passes, "writes": writes * passes}
+            dims = {"rows": number(rows), "cols": number(cols), "reads": reads * passes, "writes": writes * passes}
             return Kernel(kernel_family, op, dims, 1.0, self.precision.activations)
 
         gradient = [kernel(grad)] if grad else []
@@ -454,7 +458,7 @@ class Step(Writer):
           residual: whether it adds the residual on the way, and writes the sum too, which a training step keeps.
         """
         passes = 2.0 if residual else 1.0
-        self.weight(float(cols))
+        self.weight(number(cols))
         if not (residual and self.norms_in_sums):
             kept = passes * self._bytes_of((rows, cols))
             self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5, saved_bytes=kept)
@@ -490,7 +494,7 @@ class Step(Writer):
         token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
         self.cache_bytes += float(kept.sum()) * token_bytes
         self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
-        shape = (batch.tokens, round(heads), round(head_size))
+        shape = (batch.tokens, *(size if is_traced(size) else round(size) for size in (heads, head_size)))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
             queries, context = queries * self.shard.context, context * self.shard.context
@@ -515,7 +519,7 @@ class Step(Writer):
             * (dtype_bytes(precision.kv_cache) / dtype_bytes(precision.activations)),
         )
         summed = ("requests", "queries", "keys", "pairs", "context")
-        dims = {key: float(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
+        dims = {key: number(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
         kernel, gradient = flash_kernels(dims, precision.activations)
         self.emit("attention", "attention", [kernel], [gradient], (), shape)
 

@@ -15,12 +15,12 @@ class Writer:
     def __init__(self, training: bool) -> None:
         self.training = training
         self.nodes: list[Node] = []
-        self.repeat = 1
+        self.repeat: float = 1
         self.layers: tuple[int, ...] = ()
         self._section = ""
 
     @contextmanager
-    def section(self, name: str, repeat: int = 1, layers: Sequence[int] = ()) -> Iterator[None]:
+    def section(self, name: str, repeat: float = 1, layers: Sequence[int] = ()) -> Iterator[None]:
         """Nodes written inside are named `name.…` and run `repeat` times; `layers`: their indices in the model."""
         outer = self._section, self.repeat, self.layers
         self._section, self.repeat, self.layers = name, repeat, tuple(layers)
