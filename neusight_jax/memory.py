@@ -49,7 +49,8 @@ class Saved(NamedTuple):
 
     def peak(self) -> float:
         """Most of one micro-batch with nothing run again: after the loss, or in a layer's backward pass."""
-        return self.layers + largest(self.ends, self.widest)
+        peak: float = self.layers + largest(self.ends, self.widest)
+        return peak
 
 
 def summed_saved(parts: Sequence[tuple[Saved, int]]) -> Saved:
@@ -118,7 +119,7 @@ def _saved_bytes(graph: Graph) -> float:
     """Bytes of what the backward pass needs: outputs that a gradient reads or keeps, and a byte of each mask."""
     needed = {operand.name for node in graph.nodes if node.op not in INPUT_NOT_SAVED for operand in node.operands}
     read = {operand.name for node in graph.nodes for operand in node.operands}
-    elements = masks = 0
+    elements = masks = 0.0
     for node in graph.nodes:
         output = math.prod(node.shape) * node.repeat
         unread = node.name not in read and node.op not in NO_OUTPUT

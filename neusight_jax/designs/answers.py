@@ -376,7 +376,7 @@ def codesign(
     ranges = (
         free
         if not isinstance(free, Mapping)
-        else [Range(name, *ends[:2], step=ends[2] if len(ends) > 2 else 0.0) for name, ends in free.items()]
+        else [Range(name, ends[0], ends[1], step=ends[2] if len(ends) > 2 else 0.0) for name, ends in free.items()]
     )
     load = model_use(base_shape, machine, loss=loss, **use)
     options: dict[str, Any] = {"costs": costs, "settings": settings, "seed": seed}
@@ -443,7 +443,7 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         intervals=intervals,
         change_intervals=changes,
         rounding=rounding,
-        shape=use and use.shape,
+        shape=None if use is None else use.shape,
     )
 
 

@@ -197,7 +197,7 @@ def _sections(graph: Graph) -> Iterator[tuple[str, list[tuple[Node, str]]]]:
                 yield _head(section, repeat, time, nodes, "backward"), back
     last = [node for node in graph.nodes if node.optimizer]
     if last:
-        yield "optimizer", [(node, "optimizer") for node in last for _ in range(node.repeat)]
+        yield "optimizer", [(node, "optimizer") for node in last for _ in range(int(node.repeat))]
 
 
 def _head(section: str, repeat: int, time: int, nodes: Sequence[Node], phase: str) -> str:

@@ -119,7 +119,8 @@ class ModelShape(Record):
         def mixer(part: Mixer | None) -> Mixer | None:
             if not isinstance(part, Attention):
                 return None
-            heads = {size: sized(size, getattr(part, size)) for size in ("heads", "kv_heads", "head_size")}
+            names = ("heads", "kv_heads", "head_size")
+            heads: dict[str, Any] = {size: sized(size, getattr(part, size)) for size in names}
             return replace(part, **_flags(part), **heads)
 
         def block(part: FeedForward | None) -> FeedForward | None:
@@ -128,7 +129,7 @@ class ModelShape(Record):
             if not isinstance(part, Experts):
                 return None
             shared = sized("d_ff", part.shared) if part.shared else 0
-            counts = {"count": sized("experts", part.count), "top_k": sized("top_k", part.top_k)}
+            counts: dict[str, Any] = {"count": sized("experts", part.count), "top_k": sized("top_k", part.top_k)}
             return replace(part, **_flags(part), **counts, inner=sized("d_ff", part.inner), shared=shared)
 
         return replace(
@@ -136,7 +137,7 @@ class ModelShape(Record):
             hidden=after["hidden"],
             vocabulary=after["vocabulary"],
             tied=self.tied,
-            head_bias=int(model.head_bias),
+            head_bias=int(model.head_bias),  # type: ignore[arg-type]
             sized={
                 layer: replace(layer, mixer=mixer(layer.mixer), feed_forward=block(layer.feed_forward))
                 for layer in model.layers
@@ -189,7 +190,7 @@ def _sizes(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _flags(part: Any) -> dict[str, int]:
+def _flags(part: Any) -> dict[str, Any]:
     """Flags of a block as 0 and 1: sizes are multiplied by them, and a traced one by no truth value."""
     return {name: int(value) for name, value in vars(part).items() if isinstance(value, bool)}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -193,7 +194,8 @@ class Step(Writer):
 
     def _bytes_of(self, shape: Sequence[int]) -> float:
         """Bytes of a tensor in the dtype of the activations."""
-        return number(prod(shape)) * dtype_bytes(self.precision.activations)
+        elements: float = number(prod(shape))
+        return elements * dtype_bytes(self.precision.activations)
 
     def read(self, width: int, dtype: str, learned: bool) -> None:
         """Settle what a training step keeps of the node before, whose output a product reads.
@@ -494,7 +496,8 @@ class Step(Writer):
         token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
         self.cache_bytes += float(kept.sum()) * token_bytes
         self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
-        shape = (batch.tokens, *(size if is_traced(size) else round(size) for size in (heads, head_size)))
+        of_heads = (size if is_traced(size) else round(size) for size in (heads, head_size))
+        shape: tuple[Any, ...] = (batch.tokens, *of_heads)
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
             queries, context = queries * self.shard.context, context * self.shard.context

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import unknown_name
-from neusight_jax.kernels.family import is_traced, stair
+from neusight_jax.kernels.family import is_traced, number, stair
 from neusight_jax.kernels.gemm import FEW_ROWS
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.tables import table
@@ -42,7 +42,8 @@ class Scheme:
         """Bytes of a matrix, scales and zero points included."""
         parts = (size / (of or size) for size, of in zip((features, width), self.group, strict=True))
         rows, cols = (stair(part) if is_traced(part) else math.ceil(part) for part in parts)
-        return (features * width * self.bits + rows * cols * self.scale_bits) / 8.0
+        stored: float = number(features * width * self.bits + rows * cols * self.scale_bits) / 8.0
+        return stored
 
     @property
     def grouping(self) -> str:
