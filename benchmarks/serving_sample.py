@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import re
 import warnings
 from collections import Counter
@@ -32,7 +33,7 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.disaggregated import link_bytes_per_s
 from neusight_jax.serving.pools import pools as pooled
-from neusight_jax.serving.steady import Demand, Lengths, demand, steady
+from neusight_jax.serving.steady import Demand, Lengths, demand, interval, steady
 from neusight_jax.serving.steps import Axes, axes, steps
 from neusight_jax.serving.times import ENGINES, WIDTHS, Engine, Options, Times, bounded_times
 
@@ -41,6 +42,8 @@ CHUNK, LENGTH = 8192, 16384
 TARGETS = ("tpot", "ttft")
 GENERATORS = ("own", "dated")
 """Load generators: of the package's own runs, and of those from a dated source."""
+SHARES = {"own": 1.0, "dated": 0.9}
+"""Of the lengths that a row has, on average: InferenceMAX draws from 0.8 of them on (`--random-range-ratio 0.8`)."""
 WAVES: dict[str, dict[str, float]] = {
     "vllm": {"own": 0.103, "dated": 0.109},
     "trtllm": {"own": 0.109, "dated": 0.081},
@@ -55,21 +58,22 @@ def _steps(name: str, quantization: str, tensor: int, expert: int, paths: tuple[
     return steps(model_of(name, quantization), layout, 8, paths, grid)
 
 
-def table(setup: Setup, predictor: Any) -> tuple[Times, float, float]:
-    """Step times of a set-up, its KV cache in bytes, and that of a request of `LENGTH` tokens."""
+def table(setup: Setup, predictor: Any) -> tuple[tuple[Times, Times, Times], float, float]:
+    """Step times of a set-up with those of both ends of the kernels' intervals, its KV cache in bytes, and that of a
+    request of `LENGTH` tokens."""
     cluster = load_cluster(f"{setup.tensor}x {SYSTEMS[setup.system]}")
     model = model_of(setup.model, setup.quantization)
     grid = axes(LENGTH, CHUNK, MOST)
     own = _steps(setup.model, setup.quantization, setup.tensor, setup.expert, tuple(sorted(cluster.gpu.paths)), grid)
     layout = Parallelism(tensor=setup.tensor, expert=setup.expert)
     found = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), Options(CHUNK, MOST), LENGTH)
-    return bounded_times(predictor, cluster, own, Engine())[0], found.cache_bytes, found.request_bytes
+    return bounded_times(predictor, cluster, own, Engine()), found.cache_bytes, found.request_bytes
 
 
-def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[Times, float, float] | str]:
+def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[tuple[Times, Times, Times], float, float] | str]:
     """Step times of every set-up, or why there are none."""
     predictor = nj.load_predictor("tensorcore")
-    out: dict[Setup, tuple[Times, float, float] | str] = {}
+    out: dict[Setup, tuple[tuple[Times, Times, Times], float, float] | str] = {}
     for setup in setups:
         try:
             out[setup] = table(setup, predictor)
@@ -90,11 +94,13 @@ class Batch:
     pools: tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
-def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> Batch:
-    """All rows, aggregated or not, for one program."""
+def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any], end: int = 0) -> Batch:
+    """All rows, aggregated or not, for one program; by the kernels, or the low (1) or high (2) ends of their
+    intervals."""
     own = [found[setup] for setup in frame["setup"]]
-    lengths = [Lengths(*each) for each in zip(frame["input"], frame["output"], strict=True)]
-    chunks = int(-(-frame["input"].max() // CHUNK))
+    shares = frame["generator"].map(SHARES)
+    lengths = [Lengths(*each) for each in zip(frame["input"] * shares, frame["output"] * shares, strict=True)]
+    chunks = math.ceil(frame["input"].max() / CHUNK)
     polls = [Options(CHUNK, MOST, poll_steps=int(each)) for each in frame["polls"]]
     asked = [demand(each, own, most_chunks=chunks) for each, own in zip(lengths, polls, strict=True)]
     most = [min(MOST, max(_room(each, length.mean_context), 1.0)) for each, length in zip(own, lengths, strict=True)]
@@ -103,16 +109,16 @@ def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any]) -> Batch:
     if frame["prefill"].notna().all():
         sent = [_transfer_s(each, found) for each in frame.to_dict("records")]
         counts = (frame[name].to_numpy(np.float32) for name in ("prefill_replicas", "decode_replicas"))
-        pools = (_tables([found[each] for each in frame["prefill"]]), np.array(sent, np.float32), *counts)
-    times = Times(_tables(own), Engine(), own[0][0].axes)
+        pools = (_tables([found[each] for each in frame["prefill"]], end), np.array(sent, np.float32), *counts)
+    times = Times(_tables(own, end), Engine(), own[0][0][0].axes)
     return Batch(times, rows, frame["load"].to_numpy(np.float32), np.array(most), pools)
 
 
-def _tables(own: list[Any]) -> dict[str, Any]:
-    return {name: np.stack([each[0].tables[name] for each in own]) for name in own[0][0].tables}
+def _tables(own: list[Any], end: int) -> dict[str, Any]:
+    return {name: np.stack([each[0][end].tables[name] for each in own]) for name in own[0][0][end].tables}
 
 
-def _room(found: tuple[Times, float, float], context: float) -> float:
+def _room(found: tuple[Any, float, float], context: float) -> float:
     """Requests of this mean length whose KV cache fits."""
     return found[1] / found[2] * LENGTH / context
 
@@ -121,12 +127,11 @@ def _transfer_s(row: Mapping[str, Any], found: Mapping[Setup, Any]) -> float:
     """Seconds that the KV cache of a prompt takes to the replica that decodes."""
     setups = row["prefill"], row["setup"]
     gpus = sum(each.tensor * row[f"{name}_replicas"] for each, name in zip(setups, ("prefill", "decode"), strict=True))
-    sent = max(found[each][2] for each in setups) * row["input"] / LENGTH
+    sent = max(found[each][2] for each in setups) * SHARES[row["generator"]] * row["input"] / LENGTH
     return sent / link_bytes_per_s(load_cluster(f"{gpus}x {SYSTEMS[row['system']]}"), gpus)
 
 
-@jax.jit
-def _forecast(engine: Engine, waves: Any, rows: Any) -> Any:
+def _forecasts(engine: Engine, waves: Any, rows: Any) -> Any:
     def one(wave: Any, times: Times, asked: Demand, load: Any, most: Any, pools: Any) -> Any:
         own = engine.replace(wave=wave)
         times = Times(times.tables, own, times.axes)
@@ -144,38 +149,50 @@ def _forecast(engine: Engine, waves: Any, rows: Any) -> Any:
     )
 
 
+_forecast = jax.jit(_forecasts)
+
+
 def forecast(rows: Batch, engine: Engine, waves: np.ndarray) -> np.ndarray:
     """TPOT and TTFT of every row, seconds [row, 2], with the share of its arrivals that come all at once."""
     return np.asarray(_forecast(engine, waves, (rows.times, rows.asked, rows.load, rows.most, rows.pools)))
 
 
-def fit(rows: Batch, frame: pd.DataFrame, weights: np.ndarray) -> tuple[Engine, dict[str, float]]:
-    """Numbers of an engine, and the wave of each load generator, on rows of some weight, by absolute errors in
-    logarithms under their priors."""
+def fit(rows: Batch, frame: pd.DataFrame) -> tuple[Engine, dict[str, float]]:
+    """Numbers of an engine, and the wave of each load generator, by absolute errors in logarithms under their
+    priors."""
     from scipy.optimize import minimize
 
-    names = [*(name for name in WIDTHS if name != "wave"), *GENERATORS]
-    prior = np.log([float(np.asarray(getattr(Engine(), name, Engine().wave))) for name in names])
-    widths = np.array([WIDTHS.get(name, WIDTHS["wave"]) for name in names])
-    measured, generators = frame[list(TARGETS)].to_numpy(), frame["generator"].to_numpy()
+    names = [name for name in WIDTHS if name != "wave"]
+    prior = np.log([*(float(np.asarray(getattr(Engine(), name))) for name in names), *(Engine().wave,) * 2])
+    widths = np.array([*(WIDTHS[name] for name in names), *(WIDTHS["wave"],) * 2])
+    own = jnp.asarray([GENERATORS.index(name) for name in frame["generator"]])
+    measured = jnp.log(jnp.asarray(frame[list(TARGETS)].to_numpy()))
+    every = rows.times, rows.asked, rows.load, rows.most, rows.pools
 
-    def values(raw: np.ndarray) -> tuple[Engine, dict[str, float]]:
-        every = {name: float(np.exp(each)) for name, each in zip(names, raw, strict=True)}
-        waves = {name: min(every.pop(name), 1.0) for name in GENERATORS}
-        return Engine(**every), waves
+    @jax.jit
+    @jax.value_and_grad
+    def loss(raw: Any) -> Any:
+        values = jnp.exp(raw)
+        engine = Engine(**dict(zip(names, values[:-2], strict=True)))
+        found = _forecasts(engine, jnp.minimum(values[-2:], 1.0)[own], every)
+        error = jnp.sqrt((jnp.log(found) - measured) ** 2 + 1e-4)
+        return jnp.mean(jnp.sum(error, axis=1)) + 0.01 * jnp.sum(((raw - prior) / widths) ** 2)
 
-    def loss(raw: np.ndarray) -> float:
-        engine, waves = values(raw)
-        found = forecast(rows, engine, np.array([waves[each] for each in generators], np.float32))
-        error = np.abs(np.log(found / measured)) * weights[:, None]
-        return float(np.nansum(error) / weights.sum() + 0.01 * np.sum(((raw - prior) / widths) ** 2))
+    def slopes(raw: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = loss(jnp.asarray(raw, jnp.float32))
+        return float(value), np.asarray(slope, float)
 
-    best = minimize(loss, prior, method="Nelder-Mead", options={"maxiter": 400, "xatol": 0.01, "fatol": 1e-4})
-    return values(best.x)
+    best = minimize(slopes, prior, jac=True, method="L-BFGS-B", options={"maxiter": 60})
+    *numbers, one, other = (float(value) for value in np.exp(best.x))
+    return Engine(**dict(zip(names, numbers, strict=True))), dict(zip(GENERATORS, (min(one, 1.0), other), strict=True))
 
 
 def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
-    """Median and mean absolute errors in percent, by part of the rows."""
+    """Median and mean absolute errors in percent, and the share of rows in the 80 % interval, by part of the rows.
+
+    Args:
+      found: TPOT and TTFT by the kernels, and by the low and the high ends of their intervals [end, row, 2].
+    """
     rows = []
     pools = frame["prefill"].notna()
     development = frame["system"].isin(DEVELOPMENT) & ~pools
@@ -185,10 +202,13 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
             own = (chosen & few).to_numpy()
             entry: dict[str, Any] = {"part": part, "concurrency": loads, "rows": int(own.sum())}
             for at, name in enumerate(TARGETS):
-                ratio = found[own, at] / frame[name].to_numpy()[own]
+                measured = frame[name].to_numpy()[own]
+                ratio = found[0, own, at] / measured
+                low, high = interval(name, *found[:, own, at])
                 entry[f"{name} median"] = round(float(np.median(np.abs(ratio - 1))) * 100, 1)
                 entry[f"{name} mean"] = round(float(np.mean(np.abs(ratio - 1))) * 100, 1)
                 entry[f"{name} bias"] = round(float(np.median(ratio) - 1) * 100, 1)
+                entry[f"{name} inside"] = round(float(np.mean((low <= measured) & (measured <= high))) * 100, 1)
             rows.append(entry)
     return pd.DataFrame(rows)
 
@@ -229,39 +249,58 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="write every row with its forecast")
     asked = parser.parse_args()
     frame, reasons, tabled = prepared()
-    found, _ = forecasts(frame, tabled, fitted=asked.fit)
+    found = forecasts(frame, tabled, fitted=asked.fit)
     print(scores(frame, found).to_string(index=False))
     for reason, count in reasons.most_common():
         print(f"left out {count}: {reason}")
     if asked.rows is not None:
         for at, name in enumerate(TARGETS):
-            frame[f"{name}_forecast"] = found[:, at]
+            frame[f"{name}_forecast"] = found[0, :, at]
         frame.drop(columns=["setup", "prefill"]).to_csv(asked.rows, index=False)
 
 
-def forecasts(
-    frame: pd.DataFrame, tabled: Mapping[Setup, Any], *, fitted: bool
-) -> tuple[np.ndarray, dict[str, tuple[Engine, dict[str, float]]]]:
-    """TPOT and TTFT of every row by the numbers of its engine and load generator, which come too; `fitted` here on
-    development rows, or those that ship."""
+def forecasts(frame: pd.DataFrame, tabled: Mapping[Setup, Any], *, fitted: bool) -> np.ndarray:
+    """TPOT and TTFT of every row [end, row, 2] by the numbers of its engine and load generator, those that ship or
+    `fitted` here on development rows, which are printed."""
     pools = frame["prefill"].notna().to_numpy()
     development = frame["system"].isin(DEVELOPMENT).to_numpy() & ~pools
-    found, numbers = np.full((len(frame), 2), np.nan), {}
+    found, unseen = np.full((2, 3, len(frame), 2), np.nan)
     for name, engine in ENGINES.items():
-        backend = (frame["backend"] == name).to_numpy()
-        numbers[name] = engine, WAVES[name]
+        backend, waves = (frame["backend"] == name).to_numpy(), WAVES[name]
         if fitted:
-            own = frame[backend & development].reset_index(drop=True)
-            numbers[name] = fit(stacked(own, tabled), own, np.ones(len(own)))
-            print(name, *numbers[name], flush=True)
+            engine, waves = _fitted(frame[backend & development], tabled)
+            print(name, engine, waves, flush=True)
+            for generator, other in zip(GENERATORS, GENERATORS[::-1], strict=True):
+                rows = backend & development & (frame["generator"] == generator).to_numpy()
+                numbers, source = _fitted(frame[backend & development & ~rows], tabled)
+                unseen[:, rows] = _ends(frame[rows], tabled, numbers, {generator: source[other]})
         for part in (backend & ~pools, backend & pools):
-            own = frame[part].reset_index(drop=True)
-            if len(own):
-                engine, waves = numbers[name]
-                found[part] = forecast(
-                    stacked(own, tabled), engine, np.array([waves[each] for each in own["generator"]], np.float32)
-                )
-    return found, numbers
+            if part.any():
+                found[:, part] = _ends(frame[part], tabled, engine, waves)
+    if fitted:
+        parts = unseen[:, development], frame[development]
+        print({name: _spread(name, parts[0][:, :, at], parts[1]) for at, name in enumerate(TARGETS)})
+    return found
+
+
+def _fitted(frame: pd.DataFrame, tabled: Mapping[Setup, Any]) -> tuple[Engine, dict[str, float]]:
+    frame = frame.reset_index(drop=True)
+    return fit(stacked(frame, tabled), frame)
+
+
+def _ends(frame: pd.DataFrame, tabled: Mapping[Setup, Any], engine: Engine, waves: Mapping[str, float]) -> np.ndarray:
+    """TPOT and TTFT of rows by the kernels and both ends of their intervals [end, row, 2]."""
+    frame = frame.reset_index(drop=True)
+    wave = frame["generator"].map(waves).to_numpy(np.float32)
+    return np.stack([forecast(stacked(frame, tabled, end), engine, wave) for end in range(3)])
+
+
+def _spread(name: str, found: np.ndarray, frame: pd.DataFrame) -> float:
+    """Half width in logarithms that leaves a fifth of rows outside, beside that of the kernels (`SPREADS`)."""
+    central, measured = found[0], frame[name].to_numpy()
+    end = np.where(measured < central, np.minimum(found[1], central), np.maximum(found[2], central))
+    kernels, error = np.log(end / central), np.log(measured / central)
+    return float(np.sqrt(max(np.quantile(error**2 - kernels**2, 0.8), 0.0)))
 
 
 if __name__ == "__main__":

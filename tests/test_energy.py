@@ -30,7 +30,7 @@ from neusight_jax.workloads import usual_machine
 
 ROOFLINE = RooflinePredictor()
 H100 = nj.load_gpu("H100")
-FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
+FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, first_steps=0.0, kernels=1.0, experts=1.0, wave=0.0)
 
 
 @pytest.fixture

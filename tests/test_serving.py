@@ -28,7 +28,7 @@ from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import Engine, Options, Times, times, usual_options
 
 PREDICTOR = RooflinePredictor()
-FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, kernels=1.0, wave=0.0)
+FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, first_steps=0.0, kernels=1.0, experts=1.0, wave=0.0)
 LENGTHS = Lengths(512, 128)
 OPTIONS = Options(chunk_tokens=1024, max_batch=32)
 
@@ -157,6 +157,9 @@ def test_an_answer() -> None:
     tokens = best.costs["tokens"] * 640
     assert tokens == pytest.approx(best.costs["input"] * 512 + best.costs["output"] * 128)
     assert best.costs["per_hour"] == 2 * prices.of(best.gpu)
+    flags = "--tensor-parallel-size 1 --max-num-batched-tokens 1024 --max-num-seqs 32 --gpu-memory-utilization 0.9"
+    assert best.command == f"vllm serve {found.workload['model']} {flags}"
+    assert best.command in as_text(found, width=250)
     content = json.loads(found.to_json())
     assert content["schema"] == "neusight_jax.serving/1"
     assert content["workload"]["options"]["NVIDIA H100 80GB HBM3"]["max_batch"] == 32
@@ -172,6 +175,42 @@ def test_a_rate_needs_more_as_it_grows() -> None:
     assert many.replicas is not None
     assert many.max_rate is not None
     assert many.replicas == math.ceil(500.0 / many.max_rate)
+
+
+def test_boards_draw_no_more_than_they_may() -> None:
+    plain = asked(machines="H100").best
+    assert plain.power_w is not None
+    assert asked(machines="H100", max_kw=1.01 * plain.power_w / 1e3).best.replicas == plain.replicas
+    with pytest.raises(nj.InputError, match=r"its boards draw .* kW, 0.01 kW are allowed"):
+        asked(machines="H100", max_kw=0.01)
+
+
+def test_short_prompts_share_a_chunk(own: Times) -> None:
+    """As many as the chunk has room for, each at its share of the step."""
+    short, alone = Lengths(64, 8), Options(chunk_tokens=64, max_batch=32)
+    together, apart = (RUN(own, demand(short, setup), 32.0, 32.0) for setup in (OPTIONS, alone))
+    assert float(together.rate) > 1.02 * float(apart.rate)
+    assert float(together.ttft_s) < float(apart.ttft_s)
+    shared, each = own.step_s(0.0, 1.0, 64.0, prompts=8.0), own.step_s(0.0, 1.0, 64.0)
+    assert float(each) < float(shared) < 8.0 * float(each)
+    assert float(shared) == pytest.approx(float(own.batch_s(np.full(8, 64.0), np.zeros(8))), rel=1e-5)
+
+
+def test_engines_add_steps_before_the_first_token(own: Times) -> None:
+    late = dataclasses.replace(own, engine=FREE.replace(first_steps=3.0))
+    found, plain = at(late, 8.0), at(own, 8.0)
+    step = float(own.step_s(float(found.batch) - float(found.batch) / 8.0, 576.0))
+    assert float(found.ttft_s - plain.ttft_s) == pytest.approx(3.0 * step, rel=0.1)
+    assert float(at(late, 1.0).ttft_s) == pytest.approx(float(at(own, 1.0).ttft_s))  # nobody else's step runs
+
+
+def test_half_of_the_requests_meet_no_wave(own: Times) -> None:
+    """A tenth that come all at once are the slowest tenth: half way into them is the 95th percentile."""
+    waved, plain = at(dataclasses.replace(own, engine=FREE.replace(wave=0.1)), 16.0), at(own, 16.0)
+    prompt = float(own.step_s(0.0, 1.0, 512.0))
+    assert float(waved.ttft_p50_s) < 1.1 * float(plain.ttft_p50_s)
+    assert float(waved.ttft_p95_s) > 0.8 * 16 / 2 * prompt
+    assert float(plain.ttft_s) < float(waved.ttft_s) < float(waved.ttft_p95_s)
 
 
 def test_experts_stay_whole() -> None:
@@ -249,9 +288,11 @@ class Analytic:
     machine: Any
     engine: Engine
 
-    def step_s(self, decode: Any, context: Any, chunk: Any = 0.0, start: Any = 0.0, guesses: Any = 0.0) -> Any:
-        gpu, tokens = self.machine.gpu, decode * (1.0 + guesses) + chunk
-        moved = 2e9 + 1e5 * (decode * context + 0.5 * chunk * (start + chunk))
+    def step_s(
+        self, decode: Any, context: Any, chunk: Any = 0.0, start: Any = 0.0, guesses: Any = 0.0, prompts: Any = 1.0
+    ) -> Any:
+        gpu, tokens = self.machine.gpu, decode * (1.0 + guesses) + prompts * chunk
+        moved = 2e9 + 1e5 * (decode * context + 0.5 * prompts * chunk * (start + chunk))
         return 2e-4 + moved / gpu.mem_bytes_per_s + 2e9 * tokens / gpu.bf16_flop_per_s
 
 

@@ -40,7 +40,7 @@ def own() -> Times:
     tables = {name: jnp.full(shape, 1e-9) for name, shape in shapes.items()}
     tables["decode_body"] = 1e-2 + 1e-4 * jnp.asarray(GRID.batches, float)
     tables["prefill_body"] = 2e-5 * jnp.asarray(GRID.tokens, float)
-    return Times(tables, Engine(0.0, 0.0, 0.0, 1.0, 0.0), GRID)
+    return Times(tables, Engine(0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0), GRID)
 
 
 def test_the_profile_is_dynamos(own: Times, tmp_path: Path) -> None:

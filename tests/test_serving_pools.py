@@ -35,7 +35,7 @@ LENGTHS, OPTIONS = Lengths(1000, 101), Options(chunk_tokens=1024, max_batch=64)
 RUN = one_shot(pools)
 
 
-FREE = Engine(0.0, 0.0, 0.0, 1.0, 0.0)
+FREE = Engine(0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
 
 
 def times(engine: Engine = FREE) -> Times:
@@ -118,7 +118,7 @@ def test_links_within_and_between_servers() -> None:
 
 def test_a_batch_as_it_is() -> None:
     """Against the step of so many requests and one chunk; the first row is two requests that decode."""
-    own = times(Engine(1e-3, 1e-4, 0.0, 1.0, 0.0))
+    own = times(Engine(1e-3, 1e-4, 0.0, 0.0, 1.0, 1.0, 0.0))
     queries = np.array([[1, 1, 0], [1, 512, 0], [300, 212, 0]])
     held = np.array([[500, 500, 0], [500, 128, 0], [0, 0, 0]])
     steps = np.array([[2, 501, 0, 0], [1, 501, 512, 128], [0, 1, 512, 0]], np.float32)

@@ -29,6 +29,8 @@ def tables(serving: Serving) -> RenderableType:
     )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
+    if answers and answers[0].command:
+        parts.append(f"a replica of the first: {answers[0].command}")
     hidden = len(serving.choices) - len(first)
     if hidden:
         parts.append(f"the best layout of each GPU; {hidden} others are in --json")

@@ -26,10 +26,10 @@ from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.disaggregated import disaggregated as pooled
 from neusight_jax.serving.disaggregated import sending
-from neusight_jax.serving.layouts import Replica, named_machines, replicas
+from neusight_jax.serving.layouts import Replica, named_machines, replicas, vllm_command
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
-from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, steady
+from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, interval, steady
 from neusight_jax.serving.steps import Model, Steps, load_model
 from neusight_jax.serving.times import (
     LEARNED,
@@ -139,6 +139,7 @@ def serve(
     prices: PriceList = None,
     run: runs.Run | None = None,
     max_gpus: int | None = None,
+    max_kw: float | None = None,
     dtypes: Mapping[str, str | None] | None = None,
     options: Mapping[str, Any] | None = None,
     tensor_parallel: Sequence[int] | None = None,
@@ -161,7 +162,7 @@ def serve(
         trace: a file of requests in Mooncake's JSONL, which says lengths and times itself and needs the engine.
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
-      prices: of an hour of one GPU; max_gpus: most of one type.
+      prices: of an hour of one GPU; max_gpus: most of one type; max_kw: most kilowatts that all boards draw on average.
       run: also what so many output tokens take and cost, their prompts included.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
       options: fields of `times.Options` that are not vLLM's defaults.
@@ -173,6 +174,7 @@ def serve(
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
+    targets |= {"max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters, constants = named_machines(machines), engine_of(engine)
     clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
@@ -259,15 +261,21 @@ class _Served:
         Raises: `InputError` where none carries the load, or none has a price.
         """
         answers = [answer(replica, self.load, prices) for replica in tried.values()]
+        answers = [
+            replace(choice, command=vllm_command(self.model, replica.layout, replica.options))
+            for choice, replica in zip(answers, tried.values(), strict=True)
+        ]
         if disaggregated:
             answers += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
+        answers = [self.load.within_power(choice) for choice in answers]
         if prices is not None and all(prices.of(name) is None for name in self.clusters):
             raise InputError(f"no price for any of {', '.join(self.clusters)}; add them to the price file")
         _require_answer(answers, self.load)
         answers = ranked(answers, _by(prices))
         if engine_runs:
             sent = sending(self.clusters, self.model)
-            answers = ranked(under_load(answers, tried, self.load, self.requests, sent), _by(prices))
+            answers = under_load(answers, tried, self.load, self.requests, sent)
+            answers = ranked([self.load.within_power(choice) for choice in answers], _by(prices))
             _require_answer(answers, self.load)
         return answers
 
@@ -301,6 +309,7 @@ def _load(
     tpot_s: float | None,
     percentile: float,
     max_gpus: int | None,
+    max_kw: float | None,
 ) -> tuple[Load, Trace | None]:
     """The load, and the trace that says it, if one does. `InputError` for both or neither."""
     requests = None
@@ -321,6 +330,7 @@ def _load(
         math.inf if tpot_s is None else tpot_s,
         float(percentile),
         math.inf if max_gpus is None else whole("max_gpus", max_gpus),
+        math.inf if max_kw is None else max_kw,
     )
     return load, requests
 
@@ -436,8 +446,8 @@ def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
 
     def spread(name: str) -> tuple[float, float]:
         values = getattr(states, name)(load.percentile)
-        central, low, high = (_of(values, end, at) for end in (bound, 1, 2))
-        return min(central, low), max(central, high)  # under a cap slower kernels draw less and hold a higher clock
+        low, high = interval(name, *(_of(values, end, at) for end in (bound, 1, 2)))
+        return float(low), float(high)
 
     return {
         "ttft_s": {f"p{percentile:g}": _of(states.ttft(percentile), bound, at) for percentile in PERCENTILES},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neusight_jax.errors import InputError
@@ -41,6 +41,7 @@ class ServingChoice(Record):
       memory: of a rank by what holds it; requests_at_once: whose KV cache fits.
       costs: in the currency of the prices, `per_hour` and per million tokens: `input`, `output`, `tokens`.
       notes: why it does not answer.
+      command: line that starts one replica of vLLM in this layout; "" of two kinds of replicas.
     """
 
     gpu: str
@@ -64,6 +65,7 @@ class ServingChoice(Record):
     costs: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     prefill: Mapping[str, float] = field(default_factory=dict)
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Load:
       lengths: of a request; users: requests at once, each user sending the next when one is answered; rate: requests a
         second that arrive at random. One of the two, the other None.
       ttft_s, tpot_s: targets, seconds, infinity = none; percentile: of the requests that have to meet them.
-      max_gpus: most GPUs of one type.
+      max_gpus: most GPUs of one type; max_kw: most that all boards draw, mean kilowatts.
     """
 
     lengths: Lengths
@@ -117,6 +119,7 @@ class Load:
     tpot_s: float = math.inf
     percentile: float = 95.0
     max_gpus: float = math.inf
+    max_kw: float = math.inf
 
     def __post_init__(self) -> None:
         if (self.users is None) == (self.rate is None):
@@ -124,7 +127,7 @@ class Load:
         for name, value in (("users", self.users), ("request_rate", self.rate)):
             if value is not None and not 0.0 < value < math.inf:
                 raise InputError(f"{name} is {value!r}, expected a positive number")
-        for name in ("ttft_s", "tpot_s", "max_gpus"):
+        for name in ("ttft_s", "tpot_s", "max_gpus", "max_kw"):
             if not getattr(self, name) > 0.0:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected a positive number")
         if self.percentile not in PERCENTILES:
@@ -138,6 +141,13 @@ class Load:
             for name, target, value in pairs
             if value > target
         )
+
+    def within_power(self, choice: ServingChoice) -> ServingChoice:
+        """A choice whose boards draw no more than they may; one that draws more does not answer, and says so."""
+        if choice.power_w is None or choice.power_w <= 1e3 * self.max_kw:
+            return choice
+        note = f"its boards draw {choice.power_w / 1e3:.3g} kW, {self.max_kw:g} kW are allowed"
+        return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
 
     def costs(self, per_hour: float, rate: float, share: float) -> dict[str, float]:
         """Costs of an hour, and of a million tokens at a rate of requests a second; prompts bear their share."""

@@ -17,7 +17,7 @@ from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.pools import Pair, fewest
 from neusight_jax.serving.power import powered
-from neusight_jax.serving.steady import PERCENTILES, Steady, demand
+from neusight_jax.serving.steady import PERCENTILES, Steady, demand, interval
 from neusight_jax.serving.steps import Model, cache_bytes
 from neusight_jax.serving.times import stacked
 
@@ -145,7 +145,7 @@ def _choice(
     ends = [_counts(prefill, decode, pair, load, bound) for bound in (1, 2)]
     sizes = [_gpus(prefill, decode, end) if end else math.inf for end in ends]
     intervals: dict[str, Any] = {
-        name: tuple(map(float, getattr(states, name[:4])(key)[1:])) for name in ("ttft_s", "tpot_s")
+        f"{name}_s": tuple(map(float, interval(name, *getattr(states, name)(key)))) for name in ("ttft", "tpot")
     }
     intervals["gpus"] = (min(*sizes, gpus), max(*sizes, gpus))
     rate, most = float(states.rate[0]), _most(pair, counts, load)

@@ -1,12 +1,12 @@
 """Pools: prompts on some replicas, answers on others (disaggregated prefill and decode), in steady state.
 
 Prompts queue at n_p replicas that do nothing else; the KV cache of each is sent whole to one of n_d replicas that only
-decode. With P the steps of a prompt, K the seconds of the transfer, D(b) a decode step of b requests, E tokens of a
-request from a step, and a rate of r requests a second:
+decode. With P(g) the steps of g prompts that share them, at most G, K the seconds of the transfer, D(b) a decode step
+of b requests, E tokens of a request from a step, and a rate of r requests a second:
 
-    first token  request_s + wait + P + K
-    wait         P u v / (u + v),  u = q / 2 (1 - q), q = r P / n_p: deterministic service, random arrivals (M/D/1)
-                                   v = (others / n_p - 1 + g) / 2, where all come at once, g prompts to a step
+    first token  request_s + first_steps D(b) + wait + P(g) + K
+    sharing      g = 1 + a, at most G, where a = r P(g) / n_p others come in the steps of a prompt
+    wait         P(g) u v / (u + v),  u and v as in `steady`
     decoding     (O - 1) D(b) / E,  b = 1 + r decoding / n_d of those before
     life         first token + decoding;  r = users / life, or as asked
 
@@ -54,33 +54,43 @@ def pools(
     load, poisson = jnp.asarray(load, float), jnp.asarray(request.poisson)
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
     outputs, per_step = request.further, jnp.asarray(request.per_step)
-    prompt = request.prompt(prefill.step_s, 0.0)
-    first = jnp.asarray(prefill.engine.request_s) + prompt + jnp.asarray(transfer_s)
+    fullest = request.sharing(0.0)
+    full_s = request.prompt(prefill.step_s, 0.0, prompts=fullest)
+    before = jnp.asarray(prefill.engine.request_s) + jnp.asarray(transfer_s)
 
     def decoding_s(batch: Array) -> Array:
         return outputs * request.decode(decode.step_s, batch) / per_step
 
-    fullest = next_n * most / decoding_s(jnp.asarray(most, float))  # requests a second
+    most_rate = next_n * most / decoding_s(jnp.asarray(most, float))  # requests a second
 
-    def parts(life: Array, decoding: Array) -> tuple[Array, Array, Wait]:
-        """Rate, requests that decode beside one, and the wait, of a life and its decoding."""
-        limit = jnp.minimum(FULL * first_n / prompt, fullest)
+    def parts(life: Array, decoding: Array, together: Array) -> tuple[Array, Array, Array, Wait, Array]:
+        """Rate, requests that decode beside one, first token without waiting, the wait, and how many prompts share
+        their steps, of a life, its decoding and so many that share."""
+        limit = jnp.minimum(FULL * first_n * fullest / full_s, most_rate)
         rate = jnp.minimum(jnp.where(poisson > 0, load, load / life), limit)
         others = jnp.maximum(jnp.where(poisson > 0, rate * life, load - 1.0), 0.0)
         beside = jnp.minimum(others * decoding / life / next_n, most - 1.0)
-        busy = jnp.clip(rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0), 0.0, FULL)
-        return rate, beside, waiting(request, prompt, busy, others / first_n, prefill.engine.wave)
+        prompt = request.prompt(prefill.step_s, 0.0, prompts=together)
+        arrived = rate * prompt / first_n * others / jnp.maximum(others + 1.0 - poisson, 1.0)
+        queued = others / first_n + 1.0
+        shared = jnp.minimum(fullest, queued)
+        burst = 0.5 * (queued / shared + 1.0) * request.prompt(prefill.step_s, 0.0, prompts=shared)
+        wave = (1.0 - poisson) * prefill.engine.wave
+        wait = waiting(prompt, arrived / together, arrived / fullest, burst, wave)
+        told = prefill.engine.first_steps * request.decode(decode.step_s, beside)
+        return rate, beside, before + told + prompt, wait, jnp.clip(1.0 + arrived, 1.0, shared)
 
     # Half a step each time keeps the iteration from swinging.
-    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
-        _, beside, wait = parts(*state)
+    def iterate(state: tuple[Array, Array, Array], __: None) -> tuple[tuple[Array, Array, Array], None]:
+        _, beside, first, wait, sharing = parts(*state)
         decoding = decoding_s(1.0 + beside)
-        life = first + wait.mean + decoding
-        return (0.5 * (state[0] + life), 0.5 * (state[1] + decoding)), None
+        found = first + wait.mean + decoding, decoding, sharing
+        return tuple(0.5 * (old + new) for old, new in zip(state, found, strict=True)), None
 
     alone = decoding_s(jnp.ones(()))
-    (life, decoding), __ = jax.lax.scan(iterate, (first + alone, alone), None, length=ITERATIONS)
-    rate, beside, wait = parts(life, decoding)
+    start = before + request.prompt(prefill.step_s, 0.0) + alone, alone, jnp.ones(())
+    state, __ = jax.lax.scan(iterate, start, None, length=ITERATIONS)
+    (life, decoding, _), (rate, beside, first, wait, _) = state, parts(*state)
     over = jnp.where(poisson > 0, jnp.where(load > 1.001 * rate, jnp.inf, 0.0), jnp.maximum(load / rate - life, 0.0))
     spread = jnp.sqrt(beside * (1.0 - (1.0 - poisson) * decoding / life) + 1e-12)
     fuller = 1.0 + jnp.minimum(beside + Z95 * spread, most - 1.0)

@@ -81,16 +81,20 @@ def _core() -> Any:
     return dynamo._core
 
 
-def write_profile(times: Times, path: str | os.PathLike[str], options: Options = PLAIN) -> None:
+def write_profile(
+    times: Times, path: str | os.PathLike[str], options: Options = PLAIN, prompt_tokens: float = math.inf
+) -> None:
     """Step times as Dynamo's `dynamo_profile` timing model reads them (`.npz`): milliseconds of a prompt by its length,
     and of a decode step by the tokens in the KV cache of all requests and the mean length of one. With the guesses of
-    `options`, if any, and the time they take."""
+    `options`, if any, and the time they take. The engine asks for all prompts of a step as if they were one: beyond
+    `prompt_tokens` they are several of that length."""
     axes = times.axes
     contexts, batches = np.array(axes.contexts, np.float32), np.array(axes.batches, np.float32)
     tokens = np.unique(np.outer(batches, contexts))
     batch = np.maximum(tokens[:, None] / contexts[None, :], 1.0)
     prompts = np.array(sorted({*axes.chunks, *(start for start in axes.starts if start > axes.chunks[-1])}), np.float32)
-    prefill, decode = _steps_s(times, prompts, batch, contexts, np.float32(options.draft_tokens))
+    each = np.minimum(prompts, np.float32(min(prompt_tokens, prompts[-1])))
+    prefill, decode = _steps_s(times, each, prompts / each, batch, contexts, np.float32(options.draft_tokens))
     np.savez(
         path,
         prefill_isl=prompts.astype(float),
@@ -102,10 +106,10 @@ def write_profile(times: Times, path: str | os.PathLike[str], options: Options =
 
 
 @one_shot
-def _steps_s(times: Times, prompts: Any, batch: Any, contexts: Any, guesses: Any) -> Any:
-    """Seconds of the step of each prompt alone, and of each batch [tokens held, context]."""
+def _steps_s(times: Times, prompts: Any, counts: Any, batch: Any, contexts: Any, guesses: Any) -> Any:
+    """Seconds of the step of so many of each prompt alone, and of each batch [tokens held, context]."""
     decode = times.step_s(batch, contexts[None, :] + 0.0 * batch, guesses=guesses)
-    return jax.vmap(lambda prompt: times.step_s(0.0, 1.0, prompt))(prompts), decode
+    return jax.vmap(lambda prompt, count: times.step_s(0.0, 1.0, prompt, prompts=count))(prompts, counts), decode
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ def run(
     core = _core()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.npz"
-        write_profile(times, path, options)
+        prompt_tokens = math.inf if lengths is None else lengths.input_tokens * (1.0 - options.prefix_share)
+        write_profile(times, path, options, prompt_tokens)
         engine = _engine(options, cache_tokens, path)
         if prefill is None:
             shared: dict[str, Any] = {"extra_engine_args": {"engine": engine}, "num_workers": workers}

@@ -1,17 +1,21 @@
 """Steady state: what requests wait for under a constant load, in closed form: an estimate, no engine is run.
 
 A replica holds n requests. Those that decode share its steps; a prompt is prefilled in chunks, each in a step together
-with the decodes, which it delays. With f the share of its life that a request decodes, D a decode step, P the steps of
-a prompt, of which x is added by the prompt, E tokens of a request from a step, and n' the others a request meets:
+with the decodes, which it delays; short prompts share a chunk. With f the share of its life that a request decodes, D a
+decode step, E tokens of a request from a step, n' the others a request meets, c the chunks of a prompt, P(g) the steps
+of g prompts that share them, of which they add g x, and G the most that a step has room for:
 
     decoding    (O - 1) (D / E) + n' f x
-    first token  request_s + k D / 2 if there are others + wait + P, looked for every k steps
-    wait        P u v / (u + v),   u = r / 2 (1 - r), r = n' P / life: deterministic service, random arrivals (M/D/1)
-                                   v = (n' - 1 + g) / 2, where all come at once, g prompts to a step
+    sharing     g = 1 + a, at most G, where a others come in the steps of a prompt: n' f c E / (O - 1), as a user's next
+                request follows a last token, whatever steps take; of random arrivals n' f P(g) / decoding
+    first token  request_s + (first_steps + (k - 1) / 2) D + wait + P(g), looked for every k steps
+    wait        P(g) u v / (u + v),   u = a / 2 g (1 - a / G): deterministic service, random arrivals (M/D/1 if G = 1)
+                                   v = (n / G + 1) / 2 P(G) / P(g) - 1: where all come at once
 
-and f follows from both by iteration. In a closed loop n' = n - 1: a user sends the next request when one is answered.
+and f and g follow by iteration. In a closed loop n' = n - 1: a user sends the next request when one is answered.
 Where arrivals are random whatever the load (Poisson), n' = n. Spread: prompts met while decoding are Poisson's, waits
-exponential beyond zero.
+exponential beyond zero. A load generator that starts all its users at once has them meet in the first of its rounds:
+`Engine.wave` is the share of those requests, whose waits are the longest.
 """
 
 from __future__ import annotations
@@ -89,11 +93,18 @@ class Demand:
         """Seconds or joules of a decode step of so many requests, as `step` measures: `Times.step_s` or `step_j`."""
         return jnp.asarray(self.drafting) * step(batch, self.context, guesses=self.guesses)
 
-    def prompt(self, step: Callable[..., Array], beside: ArrayLike, guesses: Any = 0.0) -> Array:
-        """Likewise of the steps of a prompt, with so many requests that decode beside it."""
+    def prompt(
+        self, step: Callable[..., Array], beside: ArrayLike, guesses: Any = 0.0, prompts: ArrayLike = 1.0
+    ) -> Array:
+        """Likewise of the steps of so many prompts that share them, with so many requests that decode beside them."""
         chunk, there = self.fresh / self.chunks, jnp.asarray(self.places) < self.chunks
         starts = self.inputs - self.fresh + chunk * self.places
-        return jnp.sum(jnp.where(there, step(beside, self.context, chunk, starts, guesses), 0.0))
+        return jnp.sum(jnp.where(there, step(beside, self.context, chunk, starts, guesses, prompts), 0.0))
+
+    def sharing(self, beside: ArrayLike) -> Array:
+        """Most prompts that share a step, whose tokens those that decode beside them take too."""
+        left = jnp.asarray(self.chunk_tokens) - jnp.asarray(beside) * (1.0 + jnp.asarray(self.guesses))
+        return jnp.maximum(left / self.fresh, 1.0)
 
 
 def demand(lengths: Lengths, options: Options, *, poisson: bool = False, most_chunks: int = 0) -> Demand:
@@ -170,27 +181,28 @@ class Wait:
         return (1.0 - self.wave) * self.random + self.wave * self.waved
 
     def quantile(self, level: float) -> Array:
-        """The wait at a level: exponential beyond its chance of being none, or even over a wave."""
+        """The wait at a level: exponential beyond its chance of being none, and even over a wave, which is later."""
         busy = jnp.maximum(self.busy, 1e-9)
-        tail = self.random / busy * jnp.maximum(jnp.log(busy / (1.0 - level)), 0.0)
-        return (1.0 - self.wave) * tail + self.wave * 2.0 * level * self.waved
+        before = jnp.minimum(level / jnp.maximum(1.0 - self.wave, level), 0.995)
+        tail = self.random / busy * jnp.maximum(jnp.log(busy / (1.0 - before)), 0.0)
+        within = jnp.maximum(level - 1.0 + self.wave, 0.0) / jnp.maximum(self.wave, 1e-9)
+        return jnp.maximum(tail, 2.0 * within * self.waved)
 
 
-def waiting(request: Demand, prompt_s: Array, busy: Array, met: Array, wave: ArrayLike) -> Wait:
+def waiting(prompt_s: Array, busy: Array, full: Array, burst_s: Array, wave: ArrayLike) -> Wait:
     """Wait of a prompt for the prompts of others.
 
     Args:
-      request: demand of the requests.
-      prompt_s: seconds of the steps of one prompt (P).
-      busy: share of time that prompts of others take (r), below 1.
-      met: other requests that are met (n').
+      prompt_s: seconds of the steps of a prompt and of those that share them.
+      busy: chance that others come before it; full: prompts that come in a step over those it may take.
+      burst_s: mean seconds to the first token where all prompts come at once.
       wave: share of arrivals that come all at once (`Engine.wave`).
     """
-    random = busy / (2.0 * (1.0 - busy))
-    together = jnp.clip(request.chunk_tokens / jnp.asarray(request.fresh), 1.0, jnp.maximum(met + 1.0, 1.0))
-    waved = jnp.maximum(met - 1.0 + together, 0.0) / 2.0 * jnp.where(met > 0, 1.0, 0.0)
+    busy, full = jnp.clip(busy, 0.0, 0.999), jnp.clip(full, 0.0, 0.999)
+    random = prompt_s * busy / (2.0 * (1.0 - full))
+    waved = jnp.maximum(burst_s - prompt_s, 0.0)
     queued = random * waved / jnp.maximum(random + waved, 1e-9)
-    return Wait(busy, prompt_s * queued, prompt_s * waved, jnp.asarray(wave))
+    return Wait(busy, queued, waved, jnp.asarray(wave))
 
 
 def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
@@ -209,25 +221,34 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
     others = running - 1.0 + jnp.asarray(request.poisson)
     outputs, per_step = request.further, request.per_step
 
-    def parts(share: Array) -> tuple[Array, Array, Array, Array, Wait]:
-        """Times at a share: what a prompt adds to others, decoding, the look for it, first token without waiting for
-        others, and that."""
+    def parts(share: Array, together: Array) -> tuple[Array, Array, Array, Array, Wait, Array]:
+        """Times at a share, and at so many prompts that share their steps: what a prompt adds to others, decoding, the
+        look for it, first token without waiting for others, that wait, and how many share."""
         beside = others * share
         step, alone = request.decode(times.step_s, jnp.stack([1.0 + beside, beside]))
-        prompt = request.prompt(times.step_s, beside, request.guesses)
-        added = jnp.maximum(prompt - request.chunks * alone, 0.0)
+        fullest = jnp.minimum(request.sharing(beside), jnp.maximum(others + 1.0, 1.0))
+        prompt = request.prompt(times.step_s, beside, request.guesses, together)
+        added = jnp.maximum(prompt - request.chunks * alone, 0.0) / together
         decoding = outputs * step / per_step + others * share * added
-        looked = 0.5 * request.polls * alone
-        first = jnp.asarray(times.engine.request_s) + looked + prompt
-        busy = jnp.clip(others * prompt / (decoding + first), 0.0, 0.999)
-        return added, decoding, looked, first, waiting(request, prompt, busy, others, times.engine.wave)
+        looked = 0.5 * (request.polls - 1.0) * alone
+        first = jnp.asarray(times.engine.request_s) + times.engine.first_steps * alone + looked + prompt
+        rate = others * share / decoding
+        steps_s = jnp.where(request.poisson > 0, prompt, request.chunks * decoding * per_step / outputs)
+        arrived = rate * steps_s
+        burst = 0.5 * (running / fullest + 1.0) * request.prompt(times.step_s, beside, request.guesses, fullest)
+        wave = (1.0 - jnp.asarray(request.poisson)) * times.engine.wave
+        wait = waiting(prompt, arrived / together, arrived / fullest, burst, wave)
+        return added, decoding, looked, first, wait, jnp.clip(1.0 + arrived, 1.0, fullest)
 
-    def iterate(share: Array, __: None) -> tuple[Array, None]:
-        _, decoding, _, first, wait = parts(share)
-        return 0.5 * (share + decoding / (decoding + first + wait.mean)), None
+    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
+        share, together = state
+        _, decoding, _, first, wait, sharing = parts(share, together)
+        found = decoding / (decoding + first + wait.mean)
+        return (0.5 * (share + found), 0.5 * (together + sharing)), None
 
-    share, __ = jax.lax.scan(iterate, jnp.ones_like(running), None, length=ITERATIONS)
-    added, decoding, looked, first, wait = parts(share)
+    alone = jnp.ones_like(running), jnp.ones_like(running)
+    (share, together), __ = jax.lax.scan(iterate, alone, None, length=ITERATIONS)
+    added, decoding, looked, first, wait, _ = parts(share, together)
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
@@ -247,3 +268,19 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
 
 Z95 = 1.645
 """Of a normal distribution."""
+SPREADS: dict[str, float] = {"ttft": 0.3, "tpot": 0.15}
+"""Half widths of 80 % intervals in logarithms, beside that of the kernels: engines and load generators differ. Fitted
+on the rows that `times.ENGINES` is."""
+
+
+def interval(name: str, central: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The 80 % interval of a time, arrays of one shape.
+
+    Args:
+      name: "ttft" or "tpot"; central: the forecast, seconds.
+      low, high: by kernels at the ends of their intervals, seconds, in either order: under a cap slower kernels draw
+        less and hold a higher clock.
+    """
+    ends = np.minimum(low, central), np.maximum(high, central)
+    below, above = (np.hypot(SPREADS[name], np.log(end / central)) for end in ends)
+    return central * np.exp(-below), central * np.exp(above)

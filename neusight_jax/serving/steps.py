@@ -4,6 +4,7 @@ A step takes new tokens of prompts (a chunk) and one token, or its guesses, of e
 in groups that depend on few sizes each, so that a grid of steps is a sum of small tables:
 
     body     products, norms and collectives: tokens of the step
+    experts  products of experts in a step with a prompt: likewise
     head     logits and sampling: requests that get a token
     decode   attention of the running requests: how many, and their mean length
     prefill  attention of a chunk: its tokens, and where in the prompt it begins
@@ -34,8 +35,10 @@ from neusight_jax.graph.quantization.quantization import Quantization, has_quant
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, Pool, by_family
 
-GROUPS: tuple[str, ...] = ("decode_body", "prefill_body", "head", "decode", "prefill")
+GROUPS: tuple[str, ...] = ("decode_body", "prefill_body", "experts", "head", "decode", "prefill")
 """Groups of kernels; the body of a pure decode step apart, whose kernels may be others (state-space layers)."""
+EXPERTS = "grouped_gemm"
+"""Family of the products of experts."""
 HEAD: tuple[str, ...] = ("head", "sampling")
 """Nodes of the head."""
 _Counted: TypeAlias = list[tuple[Kernel, float]]
@@ -114,7 +117,7 @@ class Axes:
         """Shape of each group's table."""
         tokens, batches = len(self.tokens), len(self.batches)
         pairs = (batches, len(self.contexts)), (len(self.chunks), len(self.starts))
-        return dict(zip(GROUPS, ((batches,), (tokens,), (batches,), *pairs), strict=True))
+        return dict(zip(GROUPS, ((batches,), (tokens,), (tokens,), (batches,), *pairs), strict=True))
 
 
 def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) -> Axes:
@@ -198,7 +201,9 @@ def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
         return of(step, lambda node: node.name not in moving and node.name not in HEAD)
 
     launches = [body(nodes((1, short), repeat=batch)) for batch in grid.batches]
-    launches += [body(nodes((count, count))) for count in grid.tokens]
+    prompts = [body(nodes((count, count))) for count in grid.tokens]
+    for experts in (False, True):
+        launches += [[pair for pair in prompt if (pair[0].family == EXPERTS) == experts] for prompt in prompts]
     launches += [of(nodes((1, short), repeat=batch), lambda node: node.name in HEAD) for batch in grid.batches]
 
     def inside(node: Node) -> bool:

@@ -53,7 +53,10 @@ class Engine(Record):
       step_s: host time of a step that the GPU waits for: scheduling, inputs, sampled tokens, seconds.
       sequence_s: likewise of each running request.
       request_s: of a request before its first step: HTTP, tokens, admission, seconds.
+      first_steps: decode steps of others between a request and its first token: the one that runs when it comes, and
+        those by which an engine that works ahead of the GPU, or sends tokens several at a time, tells later.
       kernels: seconds of a step's kernels over their sum.
+      experts: seconds of the products of experts in a step with a prompt over those of tokens that spread evenly.
       wave: share of arrivals that come all at once, as where a load generator starts its requests together and their
         outputs have nearly one length; of users who do not know of each other 0.
     """
@@ -61,7 +64,9 @@ class Engine(Record):
     step_s: ArrayLike = field(default=1e-3, metadata=fitted(1.0, "estimate: engines overlap most of 2 to 10 ms"))
     sequence_s: ArrayLike = field(default=1e-5, metadata=fitted(1.0, "estimate"))
     request_s: ArrayLike = field(default=1e-2, metadata=fitted(1.0, "estimate"))
+    first_steps: ArrayLike = field(default=1.0, metadata=fitted(0.5, "estimate: the step that runs, and one ahead"))
     kernels: ArrayLike = field(default=1.05, metadata=fitted(0.1, "estimate"))
+    experts: ArrayLike = field(default=1.35, metadata=fitted(0.3, "aiconfigurator: a power law over an even spread"))
     wave: ArrayLike = field(default=0.05, metadata=fitted(1.0, "estimate"))
 
     def replace(self, **changes: Any) -> Engine:
@@ -197,8 +202,9 @@ class Times:
         chunk: ArrayLike = 0.0,
         start: ArrayLike = 0.0,
         guesses: ArrayLike = 0.0,
+        prompts: ArrayLike = 1.0,
     ) -> Array:
-        """Seconds of a step of running requests and of one chunk of a prompt.
+        """Seconds of a step of running requests and of one chunk of a prompt, or of several that share the step.
 
         Between the points of the grid it goes as a power of each size; less than one request counts in proportion.
 
@@ -208,8 +214,9 @@ class Times:
           chunk: tokens of a prompt in the step, 0 = none.
           start: tokens of that prompt before them.
           guesses: tokens guessed ahead for each running request, which the step checks.
+          prompts: that have a chunk in the step, all alike.
         """
-        step = self._step(decode, context, chunk, start, guesses)
+        step = self._step(decode, context, chunk, start, guesses, prompts)
         return self._settled(*step)[0] if self.held else step[0]
 
     def step_j(
@@ -219,12 +226,13 @@ class Times:
         chunk: ArrayLike = 0.0,
         start: ArrayLike = 0.0,
         guesses: ArrayLike = 0.0,
+        prompts: ArrayLike = 1.0,
     ) -> Array:
         """Joules of one GPU of the step that `step_s` has the seconds of, the host's time within it included.
 
         Args: as `step_s`; needs `drawn`.
         """
-        return self._settled(*self._step(decode, context, chunk, start, guesses))[1]
+        return self._settled(*self._step(decode, context, chunk, start, guesses, prompts))[1]
 
     @property
     def held(self) -> bool:
@@ -232,17 +240,23 @@ class Times:
         return self.drawn is not None and bool(self.drawn.slower)
 
     def _step(
-        self, decode: ArrayLike, context: ArrayLike, chunk: ArrayLike, start: ArrayLike, guesses: ArrayLike
+        self,
+        decode: ArrayLike,
+        context: ArrayLike,
+        chunk: ArrayLike,
+        start: ArrayLike,
+        guesses: ArrayLike,
+        prompts: ArrayLike,
     ) -> tuple[Array, _Drawing]:
         axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
         rows = decode * (1.0 + jnp.asarray(guesses))
-        prompts = jnp.minimum(chunk, 1.0)
+        count = jnp.minimum(chunk, 1.0) * prompts
 
         def taken(table: Array) -> Array:
-            return prompts * _between(table, (axes.chunks, chunk), (axes.starts, start))
+            return count * _between(table, (axes.chunks, chunk), (axes.starts, start))
 
-        return self._sum(decode, rows, context, chunk, prompts, taken)
+        return self._sum(decode, rows, context, prompts * chunk, count, taken)
 
     def batch_s(self, queries: ArrayLike, held: ArrayLike) -> Array:
         """Seconds of one step of requests as they are, arrays [request]: `queries` new tokens each, 1 = it decodes,
@@ -281,10 +295,12 @@ class Times:
 
         def kernels(tables: Mapping[str, Array]) -> Array:
             alone = _between(tables["decode_body"], (axes.batches, rows))
-            mixed = _between(tables["prefill_body"], (axes.tokens, rows + chunk))
+            tokens = axes.tokens, rows + chunk
+            mixed, experts = (_between(tables[name], tokens) for name in ("prefill_body", "experts"))
             head = _between(tables["head"], (axes.batches, rows + prompts))
             running = _between(tables["decode"], (axes.batches, rows), (axes.contexts, context))
-            return jnp.where(chunk > 0, mixed, alone) + head + some * running + taken(tables["prefill"])
+            body = jnp.where(chunk > 0, mixed + jnp.asarray(engine.experts) * experts, alone)
+            return body + head + some * running + taken(tables["prefill"])
 
         host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
         any_work = jnp.maximum(some, jnp.minimum(prompts, 1.0))
