@@ -130,6 +130,7 @@ def axes(length: int, chunk_tokens: int, max_batch: int, draft_tokens: int = 0) 
       draft_tokens: tokens guessed ahead for each of them.
     """
     top = max(chunk_tokens, 1) + max_batch * (draft_tokens + 1)
+    length = _powers(1, length)[-1]  # so that questions of other lengths share a compiled program
     halves = sorted({*_powers(1, top), *(3 * size // 2 for size in _powers(2, top))})
     return Axes(
         tuple(halves),
