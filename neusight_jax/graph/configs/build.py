@@ -15,6 +15,7 @@ from neusight_jax.graph.configs import bert, decoder, gpt2, opt, switch, vit
 from neusight_jax.graph.configs.adapters import Lora, lora_of
 from neusight_jax.graph.configs.config import (
     Config,
+    class_notes,
     language_config,
     load_model_config,
     missing_layer,
@@ -27,7 +28,7 @@ from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
 from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
 from neusight_jax.graph.configs.fusion import fuse
 from neusight_jax.graph.configs.llama_cpp import ENGINES, LLAMA_CPP, as_llama_cpp
-from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, requests
+from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all, requests
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
@@ -169,10 +170,6 @@ def longest_of(config: Config) -> int | None:
     else:
         ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
     return limit.longest
-
-
-STORED_WITHIN = 0.02
-"""Weights counted may differ so much from those stored, relatively, before a note says so."""
 
 
 def _tape(
@@ -492,8 +489,8 @@ def _step_graph(
     if lora is not None:
         lora.check(step.adapted)
     options = {
-        "new_tokens": _short(batch.queries),
-        "kv_length": _short(batch.context),
+        "new_tokens": one_or_all(batch.queries),
+        "kv_length": one_or_all(batch.context),
         "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
         "quantization": None if quantization is None else quantization.method,
         "kv_dtype": step.precision.kv_cache,
@@ -529,11 +526,6 @@ def _kept_wide(step: Step) -> Footprint:
     """Memory of a training step, whose weights are of two bytes at least whatever its products run in."""
     size = max(dtype_bytes(step.precision.products), 2.0)
     return replace(step.footprint(), weights=size * step.parameters)
-
-
-def _short(lengths: tuple[int, ...]) -> int | list[int]:
-    """One number where all requests have it."""
-    return lengths[0] if len(set(lengths)) == 1 else list(lengths)
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:
@@ -584,7 +576,11 @@ def reading_notes(config: Config, weight_bytes: float | None = None) -> tuple[st
     Args:
       config: all of which was read; weight_bytes: of the whole model in the dtype of its files, if they were counted.
     """
-    return (*_class_notes(config), *unread_notes(config.origin), *_stored_notes(config, weight_bytes))
+    return (*class_notes(config), *unread_notes(config.origin), *_stored_notes(config, weight_bytes))
+
+
+STORED_WITHIN = 0.02
+"""Weights counted may differ so much from those stored, relatively, before a note says so."""
 
 
 def _stored_notes(config: Config, counted: float | None) -> tuple[str, ...]:
@@ -600,12 +596,3 @@ def _stored_notes(config: Config, counted: float | None) -> tuple[str, ...]:
         f"the files beside the config hold {stored / GIB:.2f} GiB of weights, counted are {counted / GIB:.2f} "
         f"({counted / stored - 1.0:+.1%}): something is in one and not in the other",
     )
-
-
-def _class_notes(config: Config) -> tuple[str, ...]:
-    sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
-    sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
-    told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]
-    if not told:
-        return ()
-    return (f"not in the config, defaults of {config.values['model_type']}: {', '.join(told)}",)

@@ -494,3 +494,13 @@ def _scaling(config: Config) -> Config | None:
         return part
     name = next((name for name in ("full_attention", "main") if name in kinds), next(iter(kinds)))
     return Config(f"{part.name}.{name}", kinds[name])
+
+
+def class_notes(config: Config) -> tuple[str, ...]:
+    """A note on what a config left to its class."""
+    sizes = {key: config.assumed[key] for key in config.defaults if config.assumed.get(key)}
+    sizes = {key: value for key, value in sizes.items() if not isinstance(value, str)}
+    told = [f"{key} {str(value).lower()}" for key, value in sizes.items()]
+    if not told:
+        return ()
+    return (f"not in the config, defaults of {config.values['model_type']}: {', '.join(told)}",)

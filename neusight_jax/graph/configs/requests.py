@@ -70,3 +70,8 @@ def _each(name: str, lengths: Lengths, count: int) -> tuple[int, ...]:
             raise InputError(f"{name} has {len(lengths)} entries, expected one for each of the {count} requests")
         return tuple(whole(name, length) for length in lengths)
     return (whole(name, lengths),) * count
+
+
+def one_or_all(lengths: tuple[int, ...]) -> int | list[int]:
+    """One number where all requests have it."""
+    return lengths[0] if len(set(lengths)) == 1 else list(lengths)
