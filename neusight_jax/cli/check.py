@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neusight_jax.cli.console import show, show_json
+from neusight_jax.cli.console import busy, show, show_json
 from neusight_jax.cli.options import AsJson, GpuFiles, argument, option
 from neusight_jax.errors import InputError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODELS: dict[str, str] = {"end_to_end": "measured models", "per_op": "measured nodes of models"}
 """Tables of whole models, by their field of `Measurements`."""
-SIZES: dict[str, float] = {
+SIZES: dict[str, int] = {
     **{"b": 8, "m": 512, "n": 1024, "k": 2048, "h": 1024, "bytes": 1 << 20, "ranks": 8, "nodes": 1},
     **{"input_channels": 64, "output_channels": 128, "kernel_size": 3, "input_size": 56, "stride": 1, "padding": 1},
     **{"batch_size": 4, "query_length": 512, "kv_length": 512, "heads": 32, "kv_heads": 8, "head_dim": 128},
@@ -56,8 +56,9 @@ def check(
     from neusight_jax.datasets.measurements import read_measurements
     from neusight_jax.records import schema
 
-    data = read_measurements([*measurements, *(gpu_file or ())], on_invalid="list")
-    kernels = understood(data)
+    with busy("checking"):
+        data = read_measurements([*measurements, *(gpu_file or ())], on_invalid="list")
+        kernels = understood(data)
     models = {name: len(frame) for name in MODELS if (frame := getattr(data, name)) is not None}
     content = {
         "schema": schema("check"),
@@ -174,9 +175,9 @@ def op_template(op: str) -> str:
     from neusight_jax.hardware.catalog import gpu_info
 
     columns = schema.op_columns(op)
-    first = [str(int(SIZES.get(name, 64))) for name in columns]
-    second = [str(2 * int(first[0])), *first[1:]]
-    rows = [[gpu_info(EXAMPLE_GPU).name, op, "fp32", *sizes, f"{EXAMPLE_S:g}"] for sizes in (first, second)]
+    first = [SIZES.get(name, 64) for name in columns]
+    pair = first, [2 * first[0], *first[1:]]
+    rows = [[gpu_info(EXAMPLE_GPU).name, op, "fp32", *map(str, sizes), f"{EXAMPLE_S:g}"] for sizes in pair]
     lines = [["device", "op", "dtype", *columns, "latency_s"], *rows]
     return "".join(",".join(line) + "\n" for line in lines)
 
