@@ -106,7 +106,7 @@ def matrix_product(
         lies = _grain(m, dtype) < _grain(n, dtype)
         where = namespace(m, n).where
         m, n = where(lies, n, m), where(lies, m, n)
-    family = "bmm" if batch > 1 else "linear"
+    family = "bmm" if is_traced(batch) or batch > 1 else "linear"
     dims = {"batch": number(batch), "m": number(m), "n": number(n), "k": number(k)}
     narrow = {WEIGHT_SHARE: weight_share} if is_traced(weight_share) or weight_share != 1.0 else {}
     narrow |= {UNPACK: unpack} if unpack else {}
