@@ -215,81 +215,76 @@ def _span(values: Sequence[float]) -> str:
 
 def _page(name: str, pattern: str) -> list[tuple[str, ...]]:
     """Numbers in the tables of a page that another command makes."""
-    return re.findall(pattern, (ROOT / "docs" / name).read_text(encoding="utf-8"), re.MULTILINE)
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return [match.groups() for match in re.finditer(pattern, text, re.MULTILINE)]
+
+
+def _whole_models() -> list[list[str]]:
+    """Rows of `trust` of whole models on one GPU."""
+    whole = scores().set_index(["system", "device"])
+    folds = pd.read_csv(SCORES / "left_out.csv").set_index(["protocol", "system", "device"])
+    h100, apart = whole.loc[("fp32-heldout", H100)], folds.loc[("architecture-models", "mixture", "all")]
+    merged = whole[[name.startswith("fused, ") for _, name in whole.index]].loc["fp32-heldout"]
+    seen, folded = f"{h100['labels']:.0f} on H100", f"{apart['labels']:.0f} on six GPUs"
+    ((clocked,),) = _page("power.md", r"^\| board left out \| ([\d.]+) % \|")
+    carried = pd.read_csv(SCORES / "cross_gpu.csv").set_index("system").loc["scale_trace"]
+    pairs = f"{carried['rows']:.0f} pairs of runs"
+    return [
+        ["whole models in fp32, a GPU in no fit", seen, number(h100["mean"]), "fp16, fp8, fp4"],
+        [
+            "the same, its architecture in no fit",
+            folded,
+            number(apart["mean"]),
+            "Intel, Apple",
+        ],
+        ["the same, chains merged", f"{merged['labels'].sum():.0f} on two GPUs", _span(merged["mean"]), "training"],
+        ["the same and in bf16, at locked clocks", "12 on an A100", clocked, "other boards"],
+        ["a run carried to another GPU", pairs, number(carried["mean"]), "runs in other formats"],
+    ]
+
+
+def _kernels_alone() -> list[list[str]]:
+    """Rows of `trust` of single kernels."""
+    errors = {name: card(name)["left_out_errors_percent"] for name in ("fp32-heldout", "tensorcore")}
+    fp32 = [mean(errors["fp32-heldout"][family].values()) for family in FP32]
+    tensor = [mean(errors["tensorcore"][family].values()) for family in TENSOR]
+    vendor = card("tensorcore")["vendor"]["errors_percent"]["left out"].values()
+    amd = [value for family in vendor for value in family.values()]
+    inside = [list(item["coverage"].values()) for item in card("fp32-heldout")["intervals"]["left out"].values()]
+    span = _span([100 * value for part in inside for value in part])
+    share = f"{100 * mean(map(mean, inside)):.0f} inside; by GPU {span}"
+    rest = "norms in bf16; tf32, int8; packed weights"
+    return [
+        ["one kernel in fp32, its GPU in no fit", "five GPUs, six families", _span(fp32), "fp64, FFTs, solvers"],
+        ["the same in 16, 8 or 4 bits, its architecture in no fit", "nine GPUs, eight families", _span(tensor), rest],
+        ["a product of AMD's, its GPU in no fit", "MI300X, MI308X", _span(amd), "attention, experts, fp4 there"],
+        ["kernels in their 80 % interval, their GPU in no fit", "five GPUs", share, "-"],
+    ]
 
 
 def trust() -> str:
     """What was measured, how far forecasts are off on what no fit saw, and what never was measured."""
-    whole, folds = scores().set_index(["system", "device"]), pd.read_csv(SCORES / "left_out.csv")
-    h100, held = whole.loc[("fp32-heldout", H100)], card("fp32-heldout")
-    apart = folds.set_index(["protocol", "system", "device"]).loc[("architecture-models", "mixture", "all")]
-    fp32, tensor = (
-        [mean(card(name)["left_out_errors_percent"][family].values()) for family in families]
-        for name, families in (("fp32-heldout", FP32), ("tensorcore", TENSOR))
-    )
-    amd = [
-        value
-        for family in card("tensorcore")["vendor"]["errors_percent"]["left out"].values()
-        for value in family.values()
-    ]
-    inside = [item["coverage"].values() for item in held["intervals"]["left out"].values()]
-    shares = [100 * value for part in inside for value in part]
-    merged = whole[[name.startswith("fused, ") for _, name in whole.index]].loc["fp32-heldout"]
-    (steps, dense), (routed_steps, routed) = (
-        next((count, error) for name, count, error, _ in _page("clusters.md", STEPS) if name == kind)
-        for kind in ("dense", "MoE")
-    )
-    ((answers, tpot, ttft),) = _page("serving.md", r"^\| Blackwell, all \| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|$")
+    steps = {kind: (count, error) for kind, count, error, _ in _page("clusters.md", STEPS)}
+    (dense, dense_error), (routed, routed_error) = steps["dense"], steps["MoE"]
+    ((loads, token, first),) = _page("serving.md", r"^\| Blackwell, all \| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|$")
     watts = [float(value) for _, value in _page("power.md", r"^\| [^|]+ \| (\d+) % \| (\d+) % \|$")]
-    carried = pd.read_csv(SCORES / "cross_gpu.csv").set_index("system").loc["scale_trace"]
     rows = [
+        *_whole_models(),
+        *_kernels_alone(),
         [
-            "whole models in fp32, a GPU in no fit",
-            f"{h100['labels']:.0f} on H100",
-            number(h100["mean"]),
-            "in other formats",
+            "a training step of many GPUs, its source in no fit",
+            f"{dense} of dense models",
+            dense_error,
+            "on AMD's GPUs",
         ],
+        ["the same", f"{routed} of mixtures of experts", routed_error, "the same"],
         [
-            "the same, its architecture in no fit",
-            f"{apart['labels']:.0f} on six GPUs",
-            number(apart["mean"]),
-            "Intel, Apple",
-        ],
-        [
-            "the same, chains merged by a compiler",
-            f"{merged['labels'].sum():.0f} on two GPUs",
-            _span(merged["mean"]),
-            "training",
-        ],
-        ["one kernel in fp32, its GPU in no fit", "five GPUs, six families", _span(fp32), "fp64, FFTs, solvers"],
-        [
-            "one kernel in 16, 8 or 4 bits, its architecture in no fit",
-            "nine GPUs, eight families",
-            _span(tensor),
-            "norms in bf16; tf32, int8; packed weights",
-        ],
-        ["a product of AMD's, its GPU in no fit", "MI300X, MI308X", _span(amd), "attention, experts, fp4 there"],
-        ["a training step on many GPUs, its source in no fit", f"{steps} of dense models", dense, "jobs on AMD's GPUs"],
-        ["the same", f"{routed_steps} of mixtures of experts", routed, "the same"],
-        [
-            "serving: a token, and the first one (medians)",
-            f"{answers} loads on Blackwell",
-            f"{tpot}, {ttft}",
+            "serving: a token; the first",
+            f"{loads} loads on Blackwell (medians)",
+            f"{token}; {first}",
             "a step by itself",
         ],
-        [
-            "a run carried to another GPU",
-            f"{carried['rows']:.0f} pairs",
-            number(carried["mean"]),
-            "runs in other formats",
-        ],
         ["watts, the board in no fit", f"{len(watts)} boards", _span(watts), "links, heat, clocks above the sheet's"],
-        [
-            "kernels inside their 80 % interval, of a GPU in no fit",
-            "five GPUs",
-            f"{mean(mean(100 * value for value in part) for part in inside):.0f} inside; by GPU {_span(shares)}",
-            "-",
-        ],
     ]
     head = ["what", "measured", "off by, % (mean)", "never measured"]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---", "---", "---:", "---"], *rows))
