@@ -144,7 +144,7 @@ def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
     layers = max(len(own.layers), 1)
     sent = (
-        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.saved_bytes / own.weights.total, "gather"),
+        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.saved_bytes / max(own.weights.total, 1.0), "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
     return [
