@@ -73,7 +73,7 @@ def predict(
     run = whole.run(*(["--prices"] if prices is not None else []))
     work = work_of(model, load, job)
     name, machine = machine_of(work, gpu, job)
-    price = None if prices is None else price_in(prices, gpu_in(name))
+    price, *price_notes = (None,) if prices is None else price_in(prices, gpu_in(name))
     machine = held_back(machine, limits)
     if isinstance(work, Graph):
         if chakra is not None:
@@ -81,7 +81,7 @@ def predict(
         work = work.on(gpu_of(machine).paths)
     using = used_for(work, gpu, name, gpu_of(machine), checkpoint)
     with busy("forecasting"):
-        notes = [*using.notes, *(run.notes() if run else ())]
+        notes = [*using.notes, *(run.notes() if run else ()), *price_notes]
         forecast = forecast_model(using.predictor, machine, work, gpu_name=name, notes=notes)
     if rollouts is not None or response_tokens is not None:
         forecast = _rolled_out(forecast, model, work, machine, using.predictor, rollouts, response_tokens)

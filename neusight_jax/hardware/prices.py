@@ -93,12 +93,13 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
         raise InputError(f"{file}: {error}") from None
 
 
-def price_in(path: str | os.PathLike[str], name: str) -> float:
-    """Price of an hour of one GPU in a file; `InputError` where it has none."""
-    price = read_prices(path).of(name)
+def price_in(path: str | os.PathLike[str], name: str) -> tuple[float, str]:
+    """Price of an hour of one GPU in a file, and a note that says it; `InputError` where it has none."""
+    prices = read_prices(path)
+    price = prices.of(name)
     if price is None:
         raise InputError(f"{os.fspath(path)}: no price for {name}; add a line {name}: price of an hour")
-    return price
+    return price, f"an hour of one GPU costs {price:g} {prices.currency}".rstrip()
 
 
 def _csv_prices(file: Path) -> dict[str, Any]:

@@ -142,9 +142,9 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
 
 def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
-    layers = max(len(own.layers), 1)
+    layers, narrowed = max(len(own.layers), 1), own.narrowed_bytes / max(own.weights.total, 1.0)
     sent = (
-        ("all_gather", own.weights, dtype_bytes(own.dtype) - own.narrowed_bytes / own.weights.total, "gather"),
+        ("all_gather", own.weights, dtype_bytes(own.dtype) - narrowed, "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
     return [

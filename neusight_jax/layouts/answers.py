@@ -170,10 +170,7 @@ class Layouts(Result):
                     **{"step_s": item.step.total_s, **item.step.parts, "tokens_per_s": item.step.tokens_per_s},
                     **{"energy_j": item.step.energy_j, "joules_per_token": item.step.joules_per_token},
                     **{"mfu": item.step.mfu, "hfu": item.step.hfu},
-                    **{
-                        f"run.{name}": value
-                        for name, value in (item.step.run.values() if item.step.run else {}).items()
-                    },
+                    **({} if item.step.run is None else item.step.run.columns()),
                     **{"memory_bytes": item.step.memory_bytes, "cost_per_million_tokens": item.cost_per_million_tokens},
                 }
                 for machine in self.machines

@@ -125,7 +125,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
     step.read(hidden, step.precision.products, step.lora is None)
     # Gate and up as they are, what the activation makes of them as the product after it reads it.
     size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
-    down = dims["rows"] * width * narrow * (step.lora is None)
+    down = dims["rows"] * width * narrow * float(step.lora is None)
     inside = dims["rows"] * (matrices - 1) * width * size + down
     step.emit(
         *("mlp.experts", "experts"),
