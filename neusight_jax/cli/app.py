@@ -19,7 +19,7 @@ from neusight_jax import __version__
 from neusight_jax.cli import interrupts
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.console import COMMAND
-from neusight_jax.cli.design import design
+from neusight_jax.cli.design import codesign, design
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.explore import explore
 from neusight_jax.cli.help import Command, Commands
@@ -67,6 +67,7 @@ for _command in (
     sensitivity,
     sweep,
     design,
+    codesign,
     compare,
     serve,
     powercap,

@@ -6,8 +6,8 @@
    need a forecast are kept by an augmented Lagrangian instead. Whole waves are relaxed, fully by default; the
    relaxation can be lowered linearly to `Settings.last_relaxation`, but the slope of the SM count that a relaxation
    passes on is proportional to it, and ending at 0.5 left the descents 4 to 9 times further from the optimum
-   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.groups`): there points are
-   only shrunk into the budgets, never grown. The sizes of a model go by themselves: they are shrunk until its loss binds.
+   (docs/design.md). An objective that holds costs is not better on a larger machine (`Problem.groups`): there points
+   are only shrunk into the budgets, never grown. Sizes of a model go by themselves: they shrink until its loss binds.
 2. *Refinement.* Exact forecasts from here on. Candidates around the best points, in log fields with a shrinking
    spread, are rounded to the fields' steps and grown or shrunk until a budget binds (bisection on the cost model,
    which needs no forecast). The best feasible exact candidate is the answer.
