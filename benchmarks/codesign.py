@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,144 @@ def beside(points: list[int], seeds: int) -> dict[str, Any]:
     return {"grid": grid, "evaluations": spent, "results": results}
 
 
+def _of_size(shape: nj.ModelShape, name: str, parameters: float, **sizes: Any) -> nj.ModelShape:
+    """A shape with other sizes, `name` set so that it has as many parameters, to 8."""
+    low, high = 1.0, 1e6
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        counted = shape.replace(**sizes, **{name: 8 * max(round(middle / 8), 1)}).graph(mode="decode").parameters or 0.0
+        low, high = (middle, high) if counted < parameters else (low, middle)
+    return shape.replace(**sizes, **{name: 8 * round(low / 8)})
+
+
+def orders() -> None:
+    """Published orders of shapes, with nothing fitted to them."""
+    predictor = nj.load_predictor("tensorcore")
+    a100, h100 = nj.load_gpu("A100"), nj.load_gpu("H100")
+
+    def seconds(gpu: nj.GPU, shape: nj.ModelShape, **workload: Any) -> float:
+        return float(nj.latency(predictor, gpu, nj.kernels_of(shape, dtype="bf16", **workload)))
+
+    def row(claim: str, source: str, forecasts: dict[str, float], holds: bool) -> None:
+        numbers = ", ".join(f"{name} {value}" for name, value in forecasts.items())
+        print(f"| {claim} | {source} | {numbers} | {'yes' if holds else '**no**'} |", flush=True)
+
+    print("| claim | source | forecast | found |\n| --- | --- | --- | --- |")
+    base = nj.ModelShape.from_config("llama-3.2-1b").replace(
+        layers=32, hidden=2560, d_ff=10240, vocabulary=50304, tied=False
+    )
+    step: dict[str, Any] = {"mode": "training", "batch_size": 4, "sequence_length": 2048}
+    wide = {
+        f"heads {heads} x {2560 // heads}": seconds(
+            a100, base.replace(heads=heads, kv_heads=heads, head_size=2560 // heads), **step
+        )
+        for heads in (20, 32, 40)
+    }
+    ordered = list(wide.values())
+    text = {name: f"{1e3 * value:.0f} ms" for name, value in wide.items()}
+    row(
+        "heads 64 or 128 wide train faster than 80 (2.7B, A100)",
+        "2401.14489",
+        text,
+        max(ordered[0], ordered[2]) < ordered[1],
+    )
+    full = base.replace(heads=20, kv_heads=20, head_size=128)
+    vocabulary = {f"{size:,}": seconds(a100, full.replace(vocabulary=size), **step) for size in (50257, 50304)}
+    ordered = list(vocabulary.values())
+    text = {name: f"{1e3 * value:.0f} ms" for name, value in vocabulary.items()}
+    row("a vocabulary that is a multiple of 64 trains faster (2.7B, A100)", "2401.14489", text, ordered[1] < ordered[0])
+    odd = {f"hidden {size}": seconds(a100, full.replace(hidden=size), **step) / size for size in (2500, 2560)}
+    ordered = list(odd.values())
+    text = {name: f"{1e6 * value:.0f} us a feature" for name, value in odd.items()}
+    row(
+        "a width that is a multiple of 64 trains faster for its size (A100)",
+        "2401.14489",
+        text,
+        ordered[1] < ordered[0],
+    )
+
+    llama = nj.ModelShape.from_config("llama-3.1-8b")
+    gains = {
+        f"context {context:,}": seconds(
+            h100, llama.replace(kv_heads=32), mode="decode", batch_size=8, kv_length=context
+        )
+        / seconds(h100, llama, mode="decode", batch_size=8, kv_length=context)
+        for context in (1024, 8192, 65536)
+    }
+    ordered = list(gains.values())
+    text = {name: f"{value:.2f} times" for name, value in gains.items()}
+    row(
+        "grouped heads decode faster than full ones, the more the longer (8B, H100)",
+        "2510.18245",
+        text,
+        ordered == sorted(ordered) and ordered[0] > 1.0,
+    )
+
+    small = nj.ModelShape.from_config("llama-3.2-1b")
+    size = small.graph(mode="decode").parameters or 0.0
+    decode: dict[str, Any] = {"mode": "decode", "batch_size": 1, "kv_length": 2048}
+    shapes = {layers: _of_size(small, "hidden", size, layers=layers) for layers in (8, 16, 32)}
+    depth = {f"{layers} layers {shape.hidden} wide": seconds(a100, shape, **decode) for layers, shape in shapes.items()}
+    ordered = list(depth.values())
+    text = {name: f"{1e3 * value:.2f} ms" for name, value in depth.items()}
+    row(
+        "wide and shallow decodes faster (1.2B, A100, batch 1)",
+        "2501.18107, 2510.18245",
+        text,
+        ordered == sorted(ordered),
+    )
+    widths = {heads: _of_size(small, "d_ff", size, heads=heads, kv_heads=heads // 4) for heads in (48, 32, 16)}
+    ratio = {
+        f"{heads} heads, d_ff {shape.d_ff}": seconds(a100, shape, mode="decode", batch_size=64, kv_length=4096)
+        for heads, shape in widths.items()
+    }
+    ordered = list(ratio.values())
+    text = {name: f"{1e3 * value:.2f} ms" for name, value in ratio.items()}
+    row(
+        "a larger share of feed-forward decodes faster (1.2B, A100, batch 64)",
+        "2510.18245",
+        text,
+        ordered == sorted(ordered, reverse=True),
+    )
+
+    free = [
+        nj.Range("layers", 16, 48),
+        nj.Range("hidden", 2048, 8192),
+        nj.Range("d_ff", 4096, 32768),
+        nj.Range("training_tokens", 3e10, 3e12),
+    ]
+    load = model_use(llama, h100, batch_size=32, price_per_hour=2.5, training_tokens=1.6e11, served_tokens=1e9)
+    search = Search(problem(predictor, h100, free, [load], objective="total_cost"), SETTINGS)
+    found = {}
+    for served in (1e9, 1e12, 1e13):
+        assert search.arguments.model is not None
+        use = replace(search.arguments.model, served_tokens=jnp.asarray(served, float))
+        search.arguments = search.arguments._replace(model=use)
+        measures = search.metrics(search.run(0).logs[None])[0]
+        tokens = np.exp(search.run(0).logs[3])
+        found[f"{served:.0e} served:"] = (float(measures["parameters"][0]), float(tokens))
+    sizes = [number for number, _ in found.values()]
+    text = {
+        name: f"{number / 1e9:.1f} billion on {tokens / 1e9:.0f} billion" for name, (number, tokens) in found.items()
+    }
+    row(
+        "the cheapest model of one loss is smaller when more is served (H100)",
+        "2401.00448",
+        text,
+        sizes == sorted(sizes, reverse=True),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, nargs=5, default=[7, 17, 21, 8, 5])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--orders", action="store_true")
     options = parser.parse_args()
+    if options.orders:
+        orders()
+        return
     results = beside(options.points, options.seeds)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -20,7 +20,7 @@ from neusight_jax.cli import interrupts
 from neusight_jax.cli.check import check
 from neusight_jax.cli.compare import compare
 from neusight_jax.cli.console import COMMAND
-from neusight_jax.cli.design import design
+from neusight_jax.cli.design import codesign, design
 from neusight_jax.cli.doctor import doctor
 from neusight_jax.cli.evaluate import evaluate, leaderboard
 from neusight_jax.cli.explore import explore
@@ -71,6 +71,7 @@ for _command in (
     sensitivity,
     sweep,
     design,
+    codesign,
     compare,
     serve,
     powercap,

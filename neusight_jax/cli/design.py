@@ -14,6 +14,8 @@ from neusight_jax.cli.console import COMMAND, busy, remark, report_to, show, sho
 from neusight_jax.cli.options import (
     AsJson,
     JobOptions,
+    Model,
+    ModelOptions,
     Models,
     ReportFile,
     ServiceOptions,
@@ -42,30 +44,49 @@ _OBJECTIVE = (
 )
 _FREE = "Figures that may vary, in base units; with --gpus of links and network too, such as nic_bytes_per_s."
 _FIXED = "Figures of the base to change; peaks follow SM count and clock."
+_SIZES = (
+    "Sizes that may vary: layers, hidden, heads, kv_heads, head_size, d_ff, experts, top_k, vocabulary, "
+    "training_tokens; figures of the GPU too."
+)
+_LIMITS = (
+    "Limits: loss (that of MODEL unless given), ttft_s, tpot_s, memory_bytes, parameters, train_days, those of design."
+)
+_GOALS = "latency (of a request), throughput, cost_per_mtok, energy, loss, total_cost, total_energy (with training)."
 _TARGET = "Only say the least value of the one free field that meets this latency."
+
+
+Base = Annotated[str, option("The machine to start from: a name, or a JSON or YAML file.")]
+Fixed = Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")]
+Costs = Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")]
+Pareto = Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")]
+Starts = Annotated[int, option("Descents at once.")]
+Steps = Annotated[int, option("Of each descent.")]
+Rounds = Annotated[int, option("Of exact refinement, 64 candidates each.")]
+Seed = Annotated[int, option("Equal seeds give equal answers.")]
+Output = Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")]
 
 
 @takes_workload
 def design(
     models: Models,
-    base: Annotated[str, option("The machine to start from: a name, or a JSON or YAML file.")],
+    base: Base,
     free: Annotated[list[str], option(_FREE, metavar="FIELD=LO:HI[:STEP]")],
     budget: Annotated[list[str] | None, option(_BUDGET, metavar="METRIC<=X")] = None,
     objective: Annotated[str, option(_OBJECTIVE)] = "latency",
-    fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None,
-    costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None,
-    pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None,
+    fixed: Fixed = None,
+    costs: Costs = None,
+    pareto: Pareto = None,
     target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
     job: JobOptions,
     serving: ServiceOptions,
     checkpoint: WorkloadCheckpoint = None,
-    starts: Annotated[int, option("Descents at once.")] = 3,
-    steps: Annotated[int, option("Of each descent.")] = 15,
-    rounds: Annotated[int, option("Of exact refinement, 64 machines each.")] = 16,
-    seed: Annotated[int, option("Equal seeds give equal answers.")] = 0,
-    output: Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")] = None,
+    starts: Starts = 3,
+    steps: Steps = 15,
+    rounds: Rounds = 16,
+    seed: Seed = 0,
+    output: Output = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,9 +101,6 @@ def design(
     if output is not None:
         _require_writable(output)
     from neusight_jax.cli.workloads import numbers
-    from neusight_jax.designs.answers import answer, infeasible_note, read_costs
-    from neusight_jax.designs.answers import pareto as front_of
-    from neusight_jax.designs.search import Search, Settings
     from neusight_jax.hardware.cluster import gpu_of
 
     ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
@@ -98,6 +116,89 @@ def design(
         target_s = numbers("--target", target, [target], "latency_s")[0]
         _show_target(_target(ask(), target_s), header, as_json)
         return
+    _search(
+        ask,
+        machine,
+        header,
+        (objective, budgets, costs, pareto),
+        (starts, steps, rounds, seed),
+        report,
+        output,
+        as_json,
+    )
+
+
+@takes_workload
+def codesign(
+    model: Model,
+    base: Base,
+    free: Annotated[list[str], option(_SIZES, metavar="FIELD=LO:HI[:STEP]")],
+    budget: Annotated[list[str] | None, option(_LIMITS, metavar="METRIC<=X")] = None,
+    objective: Annotated[str, option(_GOALS)] = "latency",
+    loss: Annotated[str, option("Law of the loss: besiroglu, hoffmann, or none.")] = "besiroglu",
+    fixed: Fixed = None,
+    costs: Costs = None,
+    pareto: Pareto = None,
+    *,
+    use: ModelOptions,
+    checkpoint: WorkloadCheckpoint = None,
+    starts: Starts = 3,
+    steps: Steps = 15,
+    rounds: Rounds = 16,
+    seed: Seed = 0,
+    output: Output = None,
+    report: ReportFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the sizes of a decoder for a GPU, or both together, with a law of the loss that they reach."""
+    if output is not None:
+        _require_writable(output)
+    from dataclasses import asdict
+
+    from neusight_jax.designs.model import model_use
+    from neusight_jax.hardware.cluster import gpu_of
+
+    ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
+    name, machine = _base(base, fixed or (), ())
+    load = model_use(model, gpu_of(machine), loss=None if loss == "none" else loss, **asdict(use))
+    ask, header = _asking(machine, name, ranges, [load], checkpoint)
+    _search(
+        ask,
+        machine,
+        header,
+        (objective, budgets, costs, pareto),
+        (starts, steps, rounds, seed),
+        report,
+        output,
+        as_json,
+    )
+
+
+def _search(
+    ask: Callable[..., Problem],
+    machine: Machine,
+    header: dict[str, Any],
+    question: tuple[str, dict[str, float], Path | None, str | None],
+    effort: tuple[int, int, int, int],
+    report: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Search, and show what was found.
+
+    Args:
+      ask: makes the problem.
+      machine: the base; header: names that results begin with.
+      question: objective, budgets, file of costs, front.
+      effort: starts, steps, rounds and seed.
+      report, output, as_json: where the answer goes.
+    """
+    from neusight_jax.designs.answers import answer, infeasible_note, read_costs
+    from neusight_jax.designs.answers import pareto as front_of
+    from neusight_jax.designs.search import Search, Settings
+
+    objective, budgets, costs, pareto = question
+    starts, steps, rounds, seed = effort
     metric, limits = _front(pareto, budgets)
     model = read_costs(costs, machine) if costs is not None else None
     settings = Settings(starts=starts, steps=steps, rounds=rounds)

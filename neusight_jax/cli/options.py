@@ -349,6 +349,27 @@ class ServiceOptions(_Options):
     ] = None
 
 
+@dataclass(frozen=True)
+class ModelOptions(_Options):
+    """Use: what a command line says of how a model that is designed is served and trained."""
+
+    input_tokens: Annotated[int, option("Of a prompt.")] = 1024
+    output_tokens: Annotated[int, option("Of an answer.")] = 256
+    batch_size: Annotated[int, option("Requests served together.")] = 1
+    dtype: Annotated[str, option("Of the arithmetic.")] = "bf16"
+    weight_dtype: WeightDtype = None
+    kv_dtype: KvDtype = None
+    training_tokens: Annotated[float | None, option("It is trained on.", default="20 for a parameter of MODEL")] = None
+    served_tokens: Annotated[float, option("Of prompts and answers over its life.")] = 0.0
+    training_gpus: Annotated[float, option("That train it.")] = 1.0
+    price_per_hour: Annotated[
+        float | None,
+        option(
+            "Of the base; other GPUs in proportion to their dollars.", "--gpu-price", default="1, hours of the base"
+        ),
+    ] = None
+
+
 def lora_of(rank: int | None, targets: str | None, weight_dtype: str | None = None) -> Lora | None:
     """Adapters as a command line says; `InputError` for targets or narrow frozen weights without a rank.
 

@@ -59,12 +59,14 @@ class Multipliers:
       left: budget -> share of it that is left.
       bounds: fields at a bound -> the same for moving that bound outwards by 1 %.
       residual: norm of what the multipliers leave of the objective's gradient, over its norm; small at an optimum.
+      slopes: free field -> d log objective / d log field: their ratios are what a percent of one is worth in another.
     """
 
     budgets: dict[str, float]
     left: dict[str, float]
     bounds: dict[str, float]
     residual: float
+    slopes: dict[str, float] = field(default_factory=dict)
 
 
 def multipliers(
@@ -100,7 +102,8 @@ def multipliers(
                 budgets[name] = float(price)
             else:
                 bounds[name] = float(price)
-    return Multipliers(budgets, left, bounds, residual)
+    slopes = {axis.field: float(slope[place]) for place, axis in enumerate(problem.free)}
+    return Multipliers(budgets, left, bounds, residual, slopes)
 
 
 # What to know of a design before trusting it: bounds it ends on, what nobody measured, workloads that are unlike.

@@ -73,7 +73,7 @@ class LossLaw(Record):
     source: str
 
     def __call__(self, parameters: ArrayLike, tokens: ArrayLike, shape: ModelShape | None = None) -> Any:
-        """Loss; `shape`: not read, as the law knows no depth and no width."""
+        """Loss; `shape`: not read."""
         n, d = jnp.asarray(parameters, float), jnp.asarray(tokens, float)
         return self.irreducible + self.of_parameters * n**-self.alpha + self.of_tokens * d**-self.beta
 
@@ -87,7 +87,7 @@ class LossLaw(Record):
             beyond = max(least / value, value / most)
             where = f"{beyond:.3g} times outside" if beyond > 1.0 else "inside"
             sides.append(f"{value:.3g} {what} are {where} its {least:.3g} to {most:.3g}")
-        return [f"loss by {self.source}: {', '.join(sides)}; it knows no depth and no width"]
+        return [f"loss by {self.source}: {', '.join(sides)}; it knows neither depth, width nor heads"]
 
 
 _RUNS: dict[str, Any] = {"parameters": (7e7, 1.6e10), "tokens": (5e9, 5e11)}

@@ -17,8 +17,14 @@ from neusight_jax.units import with_unit
 
 def tables(design: Design) -> RenderableType:
     """The machine, what it does beside the base, what binds and what more of it would buy."""
+    slopes = design.multipliers.slopes
     machine = [
-        [name, with_unit(name, value), f"{design.at_bounds[name]} bound" if name in design.at_bounds else ""]
+        [
+            name,
+            with_unit(name, value),
+            f"{slopes[name]:+.2f} %" if name in slopes else "",
+            f"{design.at_bounds[name]} bound" if name in design.at_bounds else "",
+        ]
         for name, value in design.free.items()
     ]
     state = "" if design.feasible else "  NO MACHINE IN THE BOUNDS KEEPS EVERY BUDGET; this one comes nearest"
@@ -30,7 +36,7 @@ def tables(design: Design) -> RenderableType:
     columns = ["", "design", "base", "change", *([INTERVAL, f"{INTERVAL} of the change"] if design.intervals else [])]
     return headed(
         f"best of {design.evaluations} evaluations (seed {design.seed}){state}",
-        *("", table("Machine", ["free field", "value", "ends on"], machine)),
+        *("", table("Machine", ["free field", "value", "1 % more changes the objective by", "ends on"], machine)),
         *("", table("What it does", columns, effects), "", _binding(design)),
         notes=design.notes,
     )
