@@ -33,7 +33,7 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.disaggregated import link_bytes_per_s
 from neusight_jax.serving.pools import pools as pooled
-from neusight_jax.serving.steady import Demand, Lengths, demand, interval, steady
+from neusight_jax.serving.steady import Demand, Lengths, demand, first_interval, steady
 from neusight_jax.serving.steps import Axes, axes, steps
 from neusight_jax.serving.times import ENGINES, WIDTHS, Engine, Options, Times, bounded_times
 
@@ -45,9 +45,9 @@ GENERATORS = ("own", "dated")
 SHARES = {"own": 1.0, "dated": 0.9}
 """Of the lengths that a row has, on average: InferenceMAX draws from 0.8 of them on (`--random-range-ratio 0.8`)."""
 WAVES: dict[str, dict[str, float]] = {
-    "vllm": {"own": 0.103, "dated": 0.109},
-    "trtllm": {"own": 0.109, "dated": 0.081},
-    "sglang": {"own": 0.643, "dated": 0.087},
+    "vllm": {"own": 0.126, "dated": 0.131},
+    "trtllm": {"own": 0.156, "dated": 0.105},
+    "sglang": {"own": 0.773, "dated": 0.127},
 }
 """Share of arrivals that come all at once (`Engine.wave`), as `--fit` finds it."""
 
@@ -204,7 +204,8 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
             for at, name in enumerate(TARGETS):
                 measured = frame[name].to_numpy()[own]
                 ratio = found[0, own, at] / measured
-                low, high = interval(name, *found[:, own, at])
+                central, low, high = found[:, own, at]
+                low, high = first_interval(central, low, high) if name == "ttft" else (low, high)
                 entry[f"{name} median"] = round(float(np.median(np.abs(ratio - 1))) * 100, 1)
                 entry[f"{name} mean"] = round(float(np.mean(np.abs(ratio - 1))) * 100, 1)
                 entry[f"{name} bias"] = round(float(np.median(ratio) - 1) * 100, 1)
@@ -264,28 +265,19 @@ def forecasts(frame: pd.DataFrame, tabled: Mapping[Setup, Any], *, fitted: bool)
     `fitted` here on development rows, which are printed."""
     pools = frame["prefill"].notna().to_numpy()
     development = frame["system"].isin(DEVELOPMENT).to_numpy() & ~pools
-    found, unseen = np.full((2, 3, len(frame), 2), np.nan)
+    found = np.full((3, len(frame), 2), np.nan)
     for name, engine in ENGINES.items():
         backend, waves = (frame["backend"] == name).to_numpy(), WAVES[name]
         if fitted:
-            engine, waves = _fitted(frame[backend & development], tabled)
+            own = frame[backend & development].reset_index(drop=True)
+            engine, waves = fit(stacked(own, tabled), own)
             print(name, engine, waves, flush=True)
-            for generator, other in zip(GENERATORS, GENERATORS[::-1], strict=True):
-                rows = backend & development & (frame["generator"] == generator).to_numpy()
-                numbers, source = _fitted(frame[backend & development & ~rows], tabled)
-                unseen[:, rows] = _ends(frame[rows], tabled, numbers, {generator: source[other]})
         for part in (backend & ~pools, backend & pools):
             if part.any():
                 found[:, part] = _ends(frame[part], tabled, engine, waves)
     if fitted:
-        parts = unseen[:, development], frame[development]
-        print({name: _spread(name, parts[0][:, :, at], parts[1]) for at, name in enumerate(TARGETS)})
+        print("spread of first tokens", _spread(found[:, development, 1], frame["ttft"].to_numpy()[development]))
     return found
-
-
-def _fitted(frame: pd.DataFrame, tabled: Mapping[Setup, Any]) -> tuple[Engine, dict[str, float]]:
-    frame = frame.reset_index(drop=True)
-    return fit(stacked(frame, tabled), frame)
 
 
 def _ends(frame: pd.DataFrame, tabled: Mapping[Setup, Any], engine: Engine, waves: Mapping[str, float]) -> np.ndarray:
@@ -295,9 +287,9 @@ def _ends(frame: pd.DataFrame, tabled: Mapping[Setup, Any], engine: Engine, wave
     return np.stack([forecast(stacked(frame, tabled, end), engine, wave) for end in range(3)])
 
 
-def _spread(name: str, found: np.ndarray, frame: pd.DataFrame) -> float:
-    """Half width in logarithms that leaves a fifth of rows outside, beside that of the kernels (`SPREADS`)."""
-    central, measured = found[0], frame[name].to_numpy()
+def _spread(found: np.ndarray, measured: np.ndarray) -> float:
+    """Half width in logarithms that leaves a fifth of rows outside, beside that of the kernels (`FIRST_SPREAD`)."""
+    central = found[0]
     end = np.where(measured < central, np.minimum(found[1], central), np.maximum(found[2], central))
     kernels, error = np.log(end / central), np.log(measured / central)
     return float(np.sqrt(max(np.quantile(error**2 - kernels**2, 0.8), 0.0)))

@@ -29,7 +29,7 @@ from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.layouts import Replica, named_machines, replicas, vllm_command
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
-from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, interval, steady
+from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, first_interval, steady
 from neusight_jax.serving.steps import Model, Steps, load_model
 from neusight_jax.serving.times import (
     LEARNED,
@@ -119,7 +119,7 @@ def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
     return vary(cluster, {figure: value * factor}, peaks_follow=False)
 
 
-EXPERTS = "tokens spread over experts at random and evenly; hot experts cost more"
+EXPERTS = "tokens spread over experts at random; hot experts cost more: prompts by the engine's number, answers unknown"
 
 
 def serve(
@@ -444,15 +444,17 @@ def _fleet(requests: np.ndarray, states: Steady, bound: int, within: int, load: 
 def _at(states: Steady, bound: int, at: float, load: Load) -> dict[str, Any]:
     """Times at a load, with their intervals."""
 
-    def spread(name: str) -> tuple[float, float]:
-        values = getattr(states, name)(load.percentile)
-        low, high = interval(name, *(_of(values, end, at) for end in (bound, 1, 2)))
-        return float(low), float(high)
+    def ends(values: Any) -> tuple[float, float, float]:
+        central, low, high = (_of(values, end, at) for end in (bound, 1, 2))
+        # Under a cap slower kernels draw less and hold a higher clock.
+        return central, min(central, low), max(central, high)
 
+    first = first_interval(*ends(states.ttft(load.percentile)))
+    _, *further = ends(states.tpot(load.percentile))
     return {
         "ttft_s": {f"p{percentile:g}": _of(states.ttft(percentile), bound, at) for percentile in PERCENTILES},
         "tpot_s": {f"p{percentile:g}": _of(states.tpot(percentile), bound, at) for percentile in PERCENTILES},
-        "intervals": {"ttft_s": spread("ttft"), "tpot_s": spread("tpot")},
+        "intervals": {"ttft_s": tuple(map(float, first)), "tpot_s": tuple(further)},
     }
 
 

@@ -17,7 +17,7 @@ from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.pools import Pair, fewest
 from neusight_jax.serving.power import powered
-from neusight_jax.serving.steady import PERCENTILES, Steady, demand, interval
+from neusight_jax.serving.steady import PERCENTILES, Steady, demand, first_interval
 from neusight_jax.serving.steps import Model, cache_bytes
 from neusight_jax.serving.times import stacked
 
@@ -144,9 +144,8 @@ def _choice(
     states, gpus, key = pair.at(*counts), _gpus(prefill, decode, counts), load.percentile
     ends = [_counts(prefill, decode, pair, load, bound) for bound in (1, 2)]
     sizes = [_gpus(prefill, decode, end) if end else math.inf for end in ends]
-    intervals: dict[str, Any] = {
-        f"{name}_s": tuple(map(float, interval(name, *getattr(states, name)(key)))) for name in ("ttft", "tpot")
-    }
+    first, further = first_interval(*states.ttft(key)), states.tpot(key)[1:]
+    intervals: dict[str, Any] = {"ttft_s": tuple(map(float, first)), "tpot_s": tuple(map(float, further))}
     intervals["gpus"] = (min(*sizes, gpus), max(*sizes, gpus))
     rate, most = float(states.rate[0]), _most(pair, counts, load)
     price = prices.of(decode.gpu) if prices is not None else None

@@ -92,8 +92,9 @@ def write_profile(
     contexts, batches = np.array(axes.contexts, np.float32), np.array(axes.batches, np.float32)
     tokens = np.unique(np.outer(batches, contexts))
     batch = np.maximum(tokens[:, None] / contexts[None, :], 1.0)
-    prompts = np.array(sorted({*axes.chunks, *(start for start in axes.starts if start > axes.chunks[-1])}), np.float32)
-    each = np.minimum(prompts, np.float32(min(prompt_tokens, prompts[-1])))
+    lengths = {*axes.chunks, *(start for start in axes.starts if start > axes.chunks[-1])}
+    prompts = np.array(sorted({*lengths, *(size for size in axes.tokens if size > max(lengths))}), np.float32)
+    each = np.minimum(prompts, np.float32(min(prompt_tokens, max(lengths))))
     prefill, decode = _steps_s(times, each, prompts / each, batch, contexts, np.float32(options.draft_tokens))
     np.savez(
         path,

@@ -268,19 +268,18 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
 
 Z95 = 1.645
 """Of a normal distribution."""
-SPREADS: dict[str, float] = {"ttft": 0.3, "tpot": 0.15}
-"""Half widths of 80 % intervals in logarithms, beside that of the kernels: engines and load generators differ. Fitted
-on the rows that `times.ENGINES` is."""
+FIRST_SPREAD = 0.36
+"""Half width of the 80 % interval of a time to the first token in logarithms, beside that of the kernels: engines and
+load generators differ. Fitted on the rows that `times.ENGINES` are."""
 
 
-def interval(name: str, central: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """The 80 % interval of a time, arrays of one shape.
+def first_interval(central: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The 80 % interval of the time to the first token, arrays of one shape.
 
     Args:
-      name: "ttft" or "tpot"; central: the forecast, seconds.
-      low, high: by kernels at the ends of their intervals, seconds, in either order: under a cap slower kernels draw
-        less and hold a higher clock.
+      central: the forecast, seconds.
+      low, high: by kernels at the ends of their intervals, seconds.
     """
     ends = np.minimum(low, central), np.maximum(high, central)
-    below, above = (np.hypot(SPREADS[name], np.log(end / central)) for end in ends)
+    below, above = (np.hypot(FIRST_SPREAD, np.log(end / central)) for end in ends)
     return central * np.exp(-below), central * np.exp(above)
