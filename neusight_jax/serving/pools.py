@@ -84,8 +84,8 @@ def pools(
     def iterate(state: tuple[Array, Array, Array], __: None) -> tuple[tuple[Array, Array, Array], None]:
         _, beside, first, wait, sharing = parts(*state)
         decoding = decoding_s(1.0 + beside)
-        found = first + wait.mean + decoding, decoding, sharing
-        return tuple(0.5 * (old + new) for old, new in zip(state, found, strict=True)), None
+        after = first + wait.mean + decoding, decoding, sharing
+        return jax.tree.map(lambda old, new: 0.5 * (old + new), state, after), None
 
     alone = decoding_s(jnp.ones(()))
     start = before + request.prompt(prefill.step_s, 0.0) + alone, alone, jnp.ones(())

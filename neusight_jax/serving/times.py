@@ -251,12 +251,12 @@ class Times:
         axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
         rows = decode * (1.0 + jnp.asarray(guesses))
-        count = jnp.minimum(chunk, 1.0) * prompts
+        count, tokens = jnp.minimum(chunk, 1.0) * prompts, chunk * jnp.asarray(prompts)
 
         def taken(table: Array) -> Array:
             return count * _between(table, (axes.chunks, chunk), (axes.starts, start))
 
-        return self._sum(decode, rows, context, prompts * chunk, count, taken)
+        return self._sum(decode, rows, context, tokens, count, taken)
 
     def batch_s(self, queries: ArrayLike, held: ArrayLike) -> Array:
         """Seconds of one step of requests as they are, arrays [request]: `queries` new tokens each, 1 = it decodes,
