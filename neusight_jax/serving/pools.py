@@ -85,7 +85,8 @@ def pools(
         _, beside, first, wait, sharing = parts(*state)
         decoding = decoding_s(1.0 + beside)
         found = first + wait.mean + decoding, decoding, sharing
-        return tuple(0.5 * (old + new) for old, new in zip(state, found, strict=True)), None
+        life, decoding, together = (0.5 * (old + new) for old, new in zip(state, found, strict=True))
+        return (life, decoding, together), None
 
     alone = decoding_s(jnp.ones(()))
     start = before + request.prompt(prefill.step_s, 0.0) + alone, alone, jnp.ones(())
