@@ -46,7 +46,7 @@ SHARES = {"own": 1.0, "dated": 0.9}
 """Of the lengths that a row has, on average: InferenceMAX draws from 0.8 of them on (`--random-range-ratio 0.8`)."""
 WAVES: dict[str, dict[str, float]] = {
     "vllm": {"own": 0.126, "dated": 0.131},
-    "trtllm": {"own": 0.156, "dated": 0.105},
+    "trtllm": {"own": 0.158, "dated": 0.101},
     "sglang": {"own": 0.773, "dated": 0.127},
 }
 """Share of arrivals that come all at once (`Engine.wave`), as `--fit` finds it."""

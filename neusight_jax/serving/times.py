@@ -76,7 +76,7 @@ class Engine(Record):
 
 ENGINES: dict[str, Engine] = {
     "vllm": Engine(6.69e-4, 9.26e-6, request_s=0.0157, first_steps=1.08, kernels=1.086, experts=1.751, wave=0.0),
-    "trtllm": Engine(8.37e-4, 1.058e-5, request_s=0.0931, first_steps=1.151, kernels=1.040, experts=1.436, wave=0.0),
+    "trtllm": Engine(8.38e-4, 1.07e-5, request_s=0.0914, first_steps=1.139, kernels=1.038, experts=1.449, wave=0.0),
     "sglang": Engine(1.423e-3, 2.253e-5, request_s=0.1475, first_steps=1.031, kernels=1.055, experts=1.436, wave=0.0),
 }
 """Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`), for
