@@ -109,7 +109,7 @@ def stages(
     layout: Parallelism,
     sequence_length: int,
     dtype: str,
-    recipe: Recipe = Recipe(),  # noqa: B008 (frozen)
+    recipe: Recipe,
     *,
     lora: Lora | None = None,
 ) -> tuple[Decoder, dict[int, Stage]]:

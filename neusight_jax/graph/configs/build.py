@@ -239,8 +239,7 @@ def graph_from_config(
       gradient_dtype: mode "training": what gradients are kept in, for the memory; see `memory.training_bytes`.
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
-      experts: mode "training", decoders: how the products of experts are launched, one of `shard.EXPERTS`; None =
-        grouped.
+      experts: mode "training": how products of experts are launched, one of `shard.EXPERTS`; None = grouped.
       execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
@@ -496,8 +495,7 @@ def _step_graph(
         "kv_dtype": step.precision.kv_cache,
         "tensor_parallel": split[0],
         "expert_parallel": split[1],
-        **({} if lora is None else {"lora": lora.values()}),
-        **({} if experts is None else {"experts": experts}),
+        **{key: value for key, value in (("lora", lora and lora.values()), ("experts", experts)) if value is not None},
     }
     return Graph(
         name=config.name,
