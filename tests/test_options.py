@@ -147,7 +147,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
-    **{"--framework": ("megatron",), "--experts": ("looped",), "--cuda-graphs": ("",)},
+    **{"--framework": ("megatron",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
     **{"--rollouts": ("4",), "--response-tokens": ("64",)},
     **{"--energy": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
     **{"--mtbf-hours": ("2e4",), "--checkpoint-s": ("30",), "--restart-s": ("600",)},

@@ -122,7 +122,7 @@ LoraRank = Annotated[int | None, option(LORA_RANK, default="all weights are trai
 LoraTargets = Annotated[str | None, option(LORA_TARGETS, default="all of a layer")]
 Experts = Annotated[
     str | None,
-    option("Training: products of experts grouped (one kernel) or looped (by the host).", default="grouped"),
+    option("Training: products of experts grouped (one kernel) or looped (by the host).", default="looped"),
 ]
 Framework = Annotated[
     str | None,

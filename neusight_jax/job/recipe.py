@@ -30,7 +30,7 @@ class Recipe(Record):
     """
 
     attention: str = "flash"
-    experts: str = "grouped"
+    experts: str = "looped"
     cuda_graphs: bool = False
     fused_accumulation: bool = True
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
@@ -50,18 +50,18 @@ _EAGER = Recipe(fused_accumulation=False)
 """PyTorch's autograd adds gradients by kernels of its own."""
 FRAMEWORKS: dict[str, Recipe] = {
     # Transformer Engine: attention of cuDNN; `GroupedLinear` runs one cuBLAS product an expert, on a few streams.
-    "megatron": Recipe(experts="looped"),
-    "nemo": Recipe(experts="looped"),
+    "megatron": Recipe(),
+    "nemo": Recipe(),
     # torchtitan/models: `use_grouped_mm = True`, scaled_dot_product_attention.
-    "torchtitan": replace(_EAGER, attention="flash2"),
+    "torchtitan": replace(_EAGER, attention="flash2", experts="grouped"),
     # deepspeed/moe/experts.py loops over local experts; ZeRO config: reduce_bucket_size 5e8.
-    "deepspeed": replace(_EAGER, attention="flash2", experts="looped", bucket_elements=5e8),
+    "deepspeed": replace(_EAGER, attention="flash2", bucket_elements=5e8),
     # nanotron/nn/attention.py: flash_attn; its accumulator adds gradients in fp32.
     "nanotron": replace(_EAGER, attention="flash2"),
     # llmfoundry/models/layers: flash_attn, MegaBlocks' grouped products.
-    "llm-foundry": replace(_EAGER, attention="flash2"),
+    "llm-foundry": replace(_EAGER, attention="flash2", experts="grouped"),
     # transformers: a loop over the experts that have tokens; attention sdpa.
-    "hf-trainer": replace(_EAGER, attention="flash2", experts="looped"),
+    "hf-trainer": replace(_EAGER, attention="flash2"),
 }
 """Recipes by framework, as their public code has them by default."""
 

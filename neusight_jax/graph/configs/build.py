@@ -239,7 +239,7 @@ def graph_from_config(
       gradient_dtype: mode "training": what gradients are kept in, for the memory; see `memory.training_bytes`.
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
-      experts: mode "training": how products of experts are launched, one of `shard.EXPERTS`; None = grouped.
+      experts: mode "training": how products of experts are launched, one of `shard.EXPERTS`; None = looped.
       execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
@@ -482,7 +482,7 @@ def _step_graph(
             "stored all alike; expected dtype bf16, say, and weight_dtype where the config is quantized"
         )
     trained = mode == "training" and kind in MODEL_TYPES
-    shard = Shard(grouped_experts=experts != "looped") if trained else None
+    shard = Shard(grouped_experts=experts == "grouped") if trained else None
     step = Step(batch, dtypes, mode, quantization, shard=shard, lora=lora)
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:

@@ -32,7 +32,7 @@ class Shard:
     expert_ranks: int = 1
     tensor: int = 1
     flash: bool = True
-    grouped_experts: bool = True
+    grouped_experts: bool = False
 
     def own(self, layers: list[int]) -> list[int]:
         """Those of some layers that the stage has."""
