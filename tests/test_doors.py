@@ -29,7 +29,7 @@ STEPS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "adapters": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8)}),
     "QLoRA": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8, weight_dtype="int4")}),
     "experts": (EXPERTS, "bf16", {"optimizer": "adamw"}),
-    "experts one by one": (EXPERTS, "bf16", {"optimizer": "adamw", "experts": "looped"}),
+    "experts together": (EXPERTS, "bf16", {"optimizer": "adamw", "experts": "grouped"}),
     "GPT-2 in fp32": (GPT2, "fp32", {"optimizer": "adamw"}),
     "GPT-2 in bf16": (GPT2, "bf16", {"optimizer": "adamw"}),
 }
