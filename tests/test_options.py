@@ -134,7 +134,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("flash",)},
-    **{"--energy": ("",), "--tokens": ("1e9",)},
+    **{"--energy": ("",), "--tokens": ("1e9",), "--kw": ("100",)},
     **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
     **{"--engine": ("sglang",), "--to": ("L40S",), "--from": ("L40S",), "--select": ("zero",), "--plain": ("",)},
 }
