@@ -148,7 +148,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
     **{"--framework": ("megatron",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
-    **{"--rollouts": ("4",), "--response-tokens": ("64",)},
+    **{"--rollouts": ("4",), "--response-tokens": ("64",), "--kw": ("100",)},
     **{"--energy": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
     **{"--mtbf-hours": ("2e4",), "--checkpoint-s": ("30",), "--restart-s": ("600",)},
     **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
