@@ -102,8 +102,8 @@ def multipliers(
                 budgets[name] = float(price)
             else:
                 bounds[name] = float(price)
-    slopes = {axis.field: float(slope[place]) for place, axis in enumerate(problem.free)}
-    return Multipliers(budgets, left, bounds, residual, slopes)
+    prices_of = {axis.field: float(slope[place]) for place, axis in enumerate(problem.free)}
+    return Multipliers(budgets, left, bounds, residual, prices_of)
 
 
 # What to know of a design before trusting it: bounds it ends on, what nobody measured, workloads that are unlike.
@@ -379,7 +379,7 @@ def codesign(
     ranges = (
         free
         if not isinstance(free, Mapping)
-        else [Range(name, *ends[:2], step=ends[2] if len(ends) > 2 else 0.0) for name, ends in free.items()]
+        else [Range(name, ends[0], ends[1], step=ends[2] if len(ends) > 2 else 0.0) for name, ends in free.items()]
     )
     load = model_use(base_shape, machine, loss=loss, **use)
     options: dict[str, Any] = {"costs": costs, "settings": settings, "seed": seed}
@@ -411,7 +411,7 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         for place, times in enumerate((seconds, base_seconds))
     )
     machine = vary_plainly(task.base, {name: value for name, value in figures.items() if name not in MODEL_FIELDS})
-    gpu, use = gpu_of(machine), task.model and task.model.at(figures)
+    gpu, use = gpu_of(machine), None if task.model is None else task.model.at(figures)
     rounding = search.rounding(point, limits)
     intervals, changes = time_intervals(task, machine)
     notes = [
@@ -446,7 +446,7 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         intervals=intervals,
         change_intervals=changes,
         rounding=rounding,
-        shape=use and use.shape,
+        shape=None if use is None else use.shape,
     )
 
 

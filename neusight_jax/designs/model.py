@@ -241,7 +241,7 @@ def model_metrics(
     parts = {name: ((batch * of_prompt[name] + output * of_step[name]) @ rows)[None] for name, rows in of_one.items()}
     price = use.price_per_hour * dearer
     dollars_per_s = price / SECONDS_PER_HOUR
-    more = {
+    more: dict[str, Any] = {
         "ttft_s": first_s,
         "tpot_s": further_s,
         "latency_s": first_s + (output - 1.0) * further_s,
@@ -334,7 +334,7 @@ def model_use(
     if not 0 <= served_tokens < math.inf:
         raise InputError(f"served_tokens is {served_tokens!r}, expected a number of at least 0")
     requests = {"input_tokens": input_tokens, "output_tokens": output_tokens, "batch_size": batch_size}
-    sizes = {name: whole(name, number) for name, number in requests.items()}
+    sizes: dict[str, Any] = {name: whole(name, number) for name, number in requests.items()}
     dtypes = (("dtype", dtype), ("weight_dtype", weight_dtype), ("kv_dtype", kv_dtype))
     use = ModelUse(shape, 1.0, served_tokens, training_gpus, price_per_hour or 1.0, **sizes, dtypes=dtypes, loss=loss)
     step = use.graph("decode")

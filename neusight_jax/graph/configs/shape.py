@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ class ModelShape(Record):
             hidden=after["hidden"],
             vocabulary=after["vocabulary"],
             tied=self.tied,
-            head_bias=int(model.head_bias),
+            head_bias=cast(bool, int(model.head_bias)),
             sized={
                 layer: replace(layer, mixer=mixer(layer.mixer), feed_forward=block(layer.feed_forward))
                 for layer in model.layers
@@ -189,7 +189,7 @@ def _sizes(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _flags(part: Any) -> dict[str, int]:
+def _flags(part: Any) -> dict[str, Any]:
     """Flags of a block as 0 and 1: sizes are multiplied by them, and a traced one by no truth value."""
     return {name: int(value) for name, value in vars(part).items() if isinstance(value, bool)}
 
