@@ -28,7 +28,7 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         code = re.sub(rf'"{name}": \(\d+, \d+\)', f'"{name}": {ends}', code)
     exec(compile(code, "docs/codesign.md", "exec"), {"__name__": "page", "TINY": TINY, "Settings": Settings})
     out = capsys.readouterr().out
-    for part in ("1 % more changes the objective by", "loss by Besiroglu", "best loss at 10 ms a token", "slope"):
+    for part in ("1 % more changes the objective by", "loss by Besiroglu", "best loss at 10 ms a token", "head_size"):
         assert part in out
 
 

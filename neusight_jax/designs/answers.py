@@ -102,8 +102,8 @@ def multipliers(
                 budgets[name] = float(price)
             else:
                 bounds[name] = float(price)
-    slopes = {axis.field: float(slope[place]) for place, axis in enumerate(problem.free)}
-    return Multipliers(budgets, left, bounds, residual, slopes)
+    prices_of = {axis.field: float(slope[place]) for place, axis in enumerate(problem.free)}
+    return Multipliers(budgets, left, bounds, residual, prices_of)
 
 
 # What to know of a design before trusting it: bounds it ends on, what nobody measured, workloads that are unlike.
@@ -411,7 +411,7 @@ def answer(search: Search, point: Found, seed: int = 0, limits: dict[str, float]
         for place, times in enumerate((seconds, base_seconds))
     )
     machine = vary_plainly(task.base, {name: value for name, value in figures.items() if name not in MODEL_FIELDS})
-    gpu, use = gpu_of(machine), task.model and task.model.at(figures)
+    gpu, use = gpu_of(machine), None if task.model is None else task.model.at(figures)
     rounding = search.rounding(point, limits)
     intervals, changes = time_intervals(task, machine)
     notes = [

@@ -263,8 +263,8 @@ class Search:
         values = {axis.field: axis.rounded(np.exp(logs[:, at])) for at, axis in enumerate(self.problem.free)}
         if self.problem.model is not None:
             values = on_divisors(values, self.problem.model)
-        rounded: np.ndarray = np.log(np.stack([values[axis.field] for axis in self.problem.free], axis=1))
-        return rounded
+        stepped: np.ndarray = np.log(np.stack([values[axis.field] for axis in self.problem.free], axis=1))
+        return stepped
 
     def repaired(
         self, logs: np.ndarray, ways: np.ndarray, limits: dict[str, float] | None = None

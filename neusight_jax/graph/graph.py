@@ -61,7 +61,7 @@ class Node(Record):
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     weight_gradient: tuple[Kernel, ...]
-    repeat: float
+    repeat: Any
     section: str
     operands: tuple[Operand, ...]
     shape: Shape
@@ -236,10 +236,11 @@ class Graph(Record):
     def launches(self, phase: str | None = None) -> float:
         """Kernel launches of one step, of one phase or of all."""
         chosen = PHASES if phase is None else (phase,)
-        return sum(
+        launches: float = sum(
             kernel.count * node.repeat
             for node in self.nodes
             for name, kernels in zip(PHASES, node.phases, strict=True)
             if name in chosen
             for kernel in kernels
         )
+        return launches

@@ -123,7 +123,9 @@ def record(
     names = _section_names(list(model.layers))
     for layer, numbers in model.layers.items():
         if own_layers := shard.own(numbers):
-            with step.section(names[layer], len(own_layers) * model.deeper, own_layers):
+            repeat: Any = len(own_layers) * model.deeper
+            repeat = int(repeat) if isinstance(repeat, float) and repeat.is_integer() else repeat
+            with step.section(names[layer], repeat, own_layers):
                 _layer(step, model, parts[layer], expert_parallel)
     config.notes += _notes(config, model)
     if shard.predicts:

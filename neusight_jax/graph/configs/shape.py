@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +137,7 @@ class ModelShape(Record):
             hidden=after["hidden"],
             vocabulary=after["vocabulary"],
             tied=self.tied,
-            head_bias=int(model.head_bias),  # type: ignore[arg-type]
+            head_bias=cast(bool, int(model.head_bias)),
             sized={
                 layer: replace(layer, mixer=mixer(layer.mixer), feed_forward=block(layer.feed_forward))
                 for layer in model.layers

@@ -496,8 +496,7 @@ class Step(Writer):
         token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
         self.cache_bytes += float(kept.sum()) * token_bytes
         self.context_bytes += 0.0 if most else len(batch.context) * token_bytes
-        of_heads = (size if is_traced(size) else round(size) for size in (heads, head_size))
-        shape: tuple[Any, ...] = (batch.tokens, *of_heads)
+        shape: Any = (batch.tokens, *(size if is_traced(size) else round(size) for size in (heads, head_size)))
         if self.shard is not None and self.shard.context > 1:
             # Causal attention is balanced over the ranks: each does its part of the pairs of every sequence.
             queries, context = queries * self.shard.context, context * self.shard.context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from neusight_jax.graph.graph import Fuse, Node, Operand, Shape
 from neusight_jax.kernels.table import Kernel
@@ -15,12 +16,12 @@ class Writer:
     def __init__(self, training: bool) -> None:
         self.training = training
         self.nodes: list[Node] = []
-        self.repeat: float = 1
+        self.repeat: Any = 1
         self.layers: tuple[int, ...] = ()
         self._section = ""
 
     @contextmanager
-    def section(self, name: str, repeat: float = 1, layers: Sequence[int] = ()) -> Iterator[None]:
+    def section(self, name: str, repeat: Any = 1, layers: Sequence[int] = ()) -> Iterator[None]:
         """Nodes written inside are named `name.…` and run `repeat` times; `layers`: their indices in the model."""
         outer = self._section, self.repeat, self.layers
         self._section, self.repeat, self.layers = name, repeat, tuple(layers)

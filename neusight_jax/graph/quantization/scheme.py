@@ -6,10 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import unknown_name
-from neusight_jax.kernels.family import is_traced, number, stair
+from neusight_jax.kernels.family import is_traced, stair
 from neusight_jax.kernels.gemm import FEW_ROWS
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.tables import table
@@ -41,8 +42,8 @@ class Scheme:
     def weight_bytes(self, features: float, width: float) -> float:
         """Bytes of a matrix, scales and zero points included."""
         parts = (size / (of or size) for size, of in zip((features, width), self.group, strict=True))
-        rows, cols = (stair(part) if is_traced(part) else math.ceil(part) for part in parts)
-        stored: float = number(features * width * self.bits + rows * cols * self.scale_bits) / 8.0
+        rows, cols = (_rounded_up(part) for part in parts)
+        stored: float = (features * width * self.bits + rows * cols * self.scale_bits) / 8.0
         return stored
 
     @property
@@ -54,6 +55,11 @@ class Scheme:
         if rows > 1:
             return f"block {rows}x{cols}"
         return f"group {cols}" if cols else "per channel" if rows else "per tensor"
+
+
+def _rounded_up(groups: Any) -> Any:
+    """Whole groups, of a traced size too."""
+    return stair(groups) if is_traced(groups) else math.ceil(groups)
 
 
 NVFP4 = Scheme("fp4", 4.0, (1, 16), 8.0)
