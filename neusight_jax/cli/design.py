@@ -1,4 +1,4 @@
-"""`neusight-jax design`: the machine that does best under budgets."""
+"""`neusight-jax design` and `codesign`: the machine, or the model and the machine, that does best under budgets."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Forecast": ("predict", "parallelize", "finetune", "serve", "explore"),
-    "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "scale-trace"),
+    "Choose and design": ("compare", "sensitivity", "powercap", "sweep", "design", "codesign", "scale-trace"),
     "Learn and judge": ("train", "evaluate", "calibrate", "leaderboard"),
     "Measure": ("check", "profile", "profile-model", "import"),
     "What there is": ("gpus", "models", "checkpoints", "schema", "doctor"),
@@ -27,6 +27,7 @@ EXAMPLES: dict[str, str] = {
     "powercap": "powercap llama-3.1-8b --gpu H100 --mode decode --batch-size 64 --slo 'tpot<=20ms'",
     "sweep": "sweep gpt2 --gpu H100 --grid mem_bytes_per_s=1TB/s:8TB/s:20 --output sweep.parquet",
     "design": "design gpt2 --base H100 --free mem_bytes_per_s=1TB/s:8TB/s --budget 'area_mm2<=800'",
+    "codesign": "codesign llama-3.1-8b --base L4 --free hidden=2048:8192 d_ff=4096:32768 --weight-dtype int4",
     "scale-trace": "scale-trace trace.json.gz --from T4 --to L4 H100",
     "train": "train --measurements linear.parquet --recipe fp32 --output weights",
     "evaluate": "evaluate --measurements linear.parquet --checkpoint fp32 --json",
