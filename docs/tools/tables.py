@@ -266,7 +266,7 @@ def trust() -> str:
     """What was measured, how far forecasts are off on what no fit saw, and what never was measured."""
     steps = {kind: (count, error) for kind, count, error, _ in _page("clusters.md", STEPS)}
     (dense, dense_error), (routed, routed_error) = steps["dense"], steps["MoE"]
-    ((loads, token, first),) = _page("serving.md", r"^\| Blackwell, all \| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|$")
+    ((loads, token, first),) = _page("serving.md", r"^\| Blackwell, all \| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|")
     watts = [float(value) for _, value in _page("power.md", r"^\| [^|]+ \| (\d+) % \| (\d+) % \|$")]
     rows = [
         *_whole_models(),
