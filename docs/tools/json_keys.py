@@ -39,6 +39,8 @@ COMMANDS: tuple[str, ...] = (
     f"design {DECODER} --mode decode --tensor-parallel 2 --base H100 {FREE}",
     f"design {SMALL} --base H100 {FREE} --pareto mem_bytes_per_s=2TB/s:6TB/s:2",
     f"design {SMALL} --base H100 --free mem_bytes_per_s=1TB/s:8TB/s --target 1ms",
+    f"codesign {DECODER} --base H100 --free d_ff=4096:16384 --starts 1 --steps 1 --rounds 1",
+    f"finetune {DECODER} --gpu H100 --gpus 1 --tokens 1e6",
     f"serve {SERVICE}",
     f"parallelize {DECODER} --gpu H100 --gpus 8 --global-batch-size 16 --sequence-length 2048",
     "scale-trace tests/data/torch_cpu_trace.json --from V100 --to T4",
