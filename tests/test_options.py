@@ -88,6 +88,13 @@ CONTEXTS: dict[str, tuple[str, str, dict[str, str]]] = {
         *("parallelize", "tiny.json"),
         {"--gpu": "H100", "--gpus": "4", "--global-batch-size": "8", "--sequence-length": "128", "--top": "2"},
     ),
+    "codesign": (
+        *("codesign", "tiny.json"),
+        {
+            **{"--base": "H100", "--free": "d_ff=128:512", **FIXED, "--input-tokens": "128", "--output-tokens": "16"},
+            **{"--objective": "total_cost", "--served-tokens": "1e9"},
+        },
+    ),
     "finetune": (
         *("finetune", "tiny.json"),
         {"--gpu": "H100", "--gpus": "2", "--sequence-length": "128", "--global-batch-size": "4", **RUN},
@@ -149,6 +156,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
     **{"--framework": ("megatron",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
     **{"--rollouts": ("4",), "--response-tokens": ("64",), "--kw": ("100",)},
+    **{"--loss": ("hoffmann",), "--training-tokens": ("1e7",), "--served-tokens": ("1e10",)},
+    **{"--training-gpus": ("4",)},
     **{"--energy": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
     **{"--mtbf-hours": ("2e4",), "--checkpoint-s": ("30",), "--restart-s": ("600",)},
     **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
@@ -283,7 +292,7 @@ def test_no_option_is_ignored(
 def test_every_forecasting_command_is_walked() -> None:
     walked = {command for command, _, _ in CONTEXTS.values()}
     others = {"gpus", "models", "checkpoints", "schema", "train", "evaluate", "calibrate", "profile", "profile-model"}
-    assert walked | others | {"leaderboard", "explore", "import"} == set(_program().commands)
+    assert walked | others | {"leaderboard", "explore", "import", "check", "doctor"} == set(_program().commands)
 
 
 def test_an_ignored_option_would_be_caught() -> None:
