@@ -230,7 +230,7 @@ def test_no_alias_is_ambiguous():
 def test_unknown_gpu_offers_the_nearest():
     text = message(load_gpu, "H1000")
     assert text.startswith("unknown GPU 'H1000'; nearest: H100")
-    assert text.endswith("`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures")
+    assert "`neusight-jax gpus` lists all; or give a JSON or YAML file with its figures" in text
     assert canonical_name("H1000") is None
     assert "unknown GPU ''" in message(load_gpu, "")
     assert "unknown GPU 'X1'" in message(gpu_info, "X1")
