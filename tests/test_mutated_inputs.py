@@ -154,7 +154,7 @@ def test_what_the_mutations_showed(tmp_path: Path) -> None:
         assert f"(1 {problem})" in message(read_measurements, path)
     with open(path, "wb") as file:
         file.truncate(20 << 30)
-    assert "bytes, expected a CSV file of measured models of at most" in message(read_measurements, path)
+    assert "bytes, expected a CSV file of the measurement schema of at most" in message(read_measurements, path)
     rows = synthetic_rows("linear", "Tesla T4", 2)
     rows.assign(op=[["a"], ["b"]]).to_parquet(tmp_path / "rows.parquet")
     assert "a column holds lists" in message(read_measurements, tmp_path / "rows.parquet")

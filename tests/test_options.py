@@ -154,7 +154,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
-    **{"--framework": ("megatron",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
+    **{"--framework": ("torchtitan",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
     **{"--rollouts": ("4",), "--response-tokens": ("64",), "--kw": ("100",)},
     **{"--loss": ("hoffmann",), "--training-tokens": ("1e7",), "--served-tokens": ("1e10",)},
     **{"--training-gpus": ("4",)},
