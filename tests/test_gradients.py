@@ -258,8 +258,8 @@ def test_second_derivatives_agree_with_differences_forwards_backwards_and_of_man
             bends = [float(getattr(of_one, field)), float(getattr(twice_backwards, field))]
             bends += [float(getattr(of_many, field)[place]) for place in (0, 2)]
             np.testing.assert_allclose(np.array(bends) * scale, difference * scale, atol=1e-5)
-            bent += abs(difference * scale) > 1e-3
-    assert bent > 3
+            bent += abs(difference * scale) > 1e-2
+    assert bent == 2  # clock and memory
 
 
 @pytest.mark.parametrize("kind", KINDS)
