@@ -68,7 +68,7 @@ def test_a_split_step_launches_what_a_server_does(config: dict[str, Any]) -> Non
     grid = axes(1024, 64, 8)
     written = points(load_model(config, "bf16"), Parallelism(tensor=4), grid)
     batch, context = grid.batches.index(4), grid.contexts.index(512)
-    bodies, heads = len(grid.batches) + len(grid.tokens), len(grid.batches)
+    bodies, heads = len(grid.batches) + 2 * len(grid.tokens), len(grid.batches)
     decode = bodies + heads + batch * len(grid.contexts) + context
     served = [each for at in (batch, bodies + batch, decode) for each in written[at]]
     graph = nj.graph_from_config(config, 4, 512, "decode", "bf16", tensor_parallel=4)
