@@ -33,6 +33,9 @@ _OWNER = _PROGRAMS not in os.environ  # workers inherit it
 if _OWNER:
     os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
 
+# Tests read benchmarks too; the last place, so that an installed package stays.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 # Array shapes and types of the physics are checked at run time.
 CHECKED = (
     *("forecast", "model.roofline", "model.latency", "model.heads", "model.mixture", "model.residuals"),

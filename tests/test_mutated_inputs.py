@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +12,14 @@ from refusals import Fails, message
 from trace_files import sums
 
 import neusight_jax as nj
+from benchmarks.mutated_inputs import BOMB, try_files
+from benchmarks.odd_requests import try_requests
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import MOST_ECHOED, MOST_SHOWN, InputError, one_line
 from neusight_jax.hardware.prices import Prices, read_prices
 from neusight_jax.scaling.reading import read_trace
 from neusight_jax.tables import MOST_BYTES, read_content
 from synthetic import synthetic_rows
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # the last place, so that an installed package stays
-
-from benchmarks.mutated_inputs import BOMB, try_files
-from benchmarks.odd_requests import try_requests
 
 
 def test_spoilt_files_are_answered_or_refused_in_one_line() -> None:
