@@ -90,7 +90,8 @@ def import_aiter(source: Path | str, output: Path | str) -> AiterReport:
         (beside / "ATTRIBUTION").write_text(ATTRIBUTION)
         frame.to_parquet(beside / "kernels" / "aiter.parquet", index=False)
     counts = frame.groupby(["device", "dtype"], sort=True).size()
-    return AiterReport(target, {f"{name} {dtype}": int(n) for (name, dtype), n in counts.items()}, dict(left_out))
+    rows = counts.reset_index(name="rows").to_dict("records")
+    return AiterReport(target, {f"{row['device']} {row['dtype']}": int(row["rows"]) for row in rows}, dict(left_out))
 
 
 def _table(file: Path) -> pd.DataFrame:
@@ -128,7 +129,7 @@ def _in_schema(raw: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     known = pd.Series(boards, index=raw.index).notna() & raw["format"].notna()
     left_out["rows of another board or format"] += int((~known).sum())
     left_out["rows without a time"] += int((known & ~timed).sum())
-    rows = raw.assign(device=boards)[known & timed]
+    rows = raw.assign(device=pd.Series(boards, index=raw.index, dtype=object))[known & timed]
     forms = [FORMATS[form] for form in rows["format"]]
     frame = pd.DataFrame(
         {

@@ -93,7 +93,7 @@ def understood(data: Measurements) -> list[dict[str, Any]]:
     keys = ["device", "family", "op", "dtype"]
     for names, rows in data.frame.groupby(keys, sort=False):
         kernels = table_from_frame(rows.reset_index(drop=True))
-        bound_s = predict_kernels(RooflinePredictor(), data.gpu(names[0]), kernels, isolated=True)
+        bound_s = predict_kernels(RooflinePredictor(), data.gpu(str(names[0])), kernels, isolated=True)
         seconds = rows["latency_s"].to_numpy(np.float64)
         entry = dict(zip(keys, names, strict=True)) | {"rows": len(rows)}
         entry |= {"shortest_s": seconds.min(), "longest_s": seconds.max()}
