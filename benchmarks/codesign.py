@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ RANGES = {"layers": (16, 64), "hidden": (2048, 6144), "d_ff": (4096, 24576), "he
 SETTINGS = Settings(rounds=12)
 BATCH, PARENTS, CHILDREN, STEP, PENALTY = 512, 16, 48, 0.1, 10.0
 Values = tuple[np.ndarray, np.ndarray]
+Order = Callable[[list[float]], bool]
 
 
 def make_search(points: list[int]) -> Search:
@@ -161,6 +163,16 @@ def _of_size(shape: nj.ModelShape, name: str, parameters: float, **sizes: Any) -
     return shape.replace(**sizes, **{name: 8 * round(low / 8)})
 
 
+def rises(values: list[float]) -> bool:
+    """Whether values in order grow."""
+    return all(before < after for before, after in pairwise(values))
+
+
+def falls(values: list[float]) -> bool:
+    """Whether values in order shrink."""
+    return all(before > after for before, after in pairwise(values))
+
+
 def orders() -> None:
     """Published orders of shapes, with nothing fitted to them."""
     predictor = nj.load_predictor("tensorcore")
@@ -169,9 +181,11 @@ def orders() -> None:
     def seconds(gpu: nj.GPU, shape: nj.ModelShape, **workload: Any) -> float:
         return float(nj.latency(predictor, gpu, nj.kernels_of(shape, dtype="bf16", **workload)))
 
-    def row(claim: str, source: str, forecasts: dict[str, float], holds: bool) -> None:
-        numbers = ", ".join(f"{name} {value}" for name, value in forecasts.items())
-        print(f"| {claim} | {source} | {numbers} | {'yes' if holds else '**no**'} |", flush=True)
+    def row(claim: str, source: str, forecasts: dict[str, float], shown: str, holds: Order, scale: float = 1.0) -> None:
+        """A line of the table; shown: format of a forecast times `scale`; holds: whether forecasts in order agree."""
+        numbers = ", ".join(f"{name} {shown.format(scale * value)}" for name, value in forecasts.items())
+        found = "yes" if holds(list(forecasts.values())) else "**no**"
+        print(f"| {claim} | {source} | {numbers} | {found} |", flush=True)
 
     print("| claim | source | forecast | found |\n| --- | --- | --- | --- |")
     base = nj.ModelShape.from_config("llama-3.2-1b").replace(
@@ -184,28 +198,15 @@ def orders() -> None:
         )
         for heads in (20, 32, 40)
     }
-    ordered = list(wide.values())
-    text = {name: f"{1e3 * value:.0f} ms" for name, value in wide.items()}
-    row(
-        "heads 64 or 128 wide train faster than 80 (2.7B, A100)",
-        "2401.14489",
-        text,
-        max(ordered[0], ordered[2]) < ordered[1],
-    )
+    claim = "heads 64 or 128 wide train faster than 80 (2.7B, A100)"
+    row(claim, "2401.14489", wide, "{:.0f} ms", lambda times: max(times[0], times[2]) < times[1], 1e3)
     full = base.replace(heads=20, kv_heads=20, head_size=128)
     vocabulary = {f"{size:,}": seconds(a100, full.replace(vocabulary=size), **step) for size in (50257, 50304)}
-    ordered = list(vocabulary.values())
-    text = {name: f"{1e3 * value:.0f} ms" for name, value in vocabulary.items()}
-    row("a vocabulary that is a multiple of 64 trains faster (2.7B, A100)", "2401.14489", text, ordered[1] < ordered[0])
+    claim = "a vocabulary that is a multiple of 64 trains faster (2.7B, A100)"
+    row(claim, "2401.14489", vocabulary, "{:.0f} ms", falls, 1e3)
     odd = {f"hidden {size}": seconds(a100, full.replace(hidden=size), **step) / size for size in (2500, 2560)}
-    ordered = list(odd.values())
-    text = {name: f"{1e6 * value:.0f} us a feature" for name, value in odd.items()}
-    row(
-        "a width that is a multiple of 64 trains faster for its size (A100)",
-        "2401.14489",
-        text,
-        ordered[1] < ordered[0],
-    )
+    claim = "a width that is a multiple of 64 trains faster for its size (A100)"
+    row(claim, "2401.14489", odd, "{:.0f} us a feature", falls, 1e6)
 
     llama = nj.ModelShape.from_config("llama-3.1-8b")
     gains = {
@@ -215,41 +216,23 @@ def orders() -> None:
         / seconds(h100, llama, mode="decode", batch_size=8, kv_length=context)
         for context in (1024, 8192, 65536)
     }
-    ordered = list(gains.values())
-    text = {name: f"{value:.2f} times" for name, value in gains.items()}
-    row(
-        "grouped heads decode faster than full ones, the more the longer (8B, H100)",
-        "2510.18245",
-        text,
-        ordered == sorted(ordered) and ordered[0] > 1.0,
-    )
+    claim = "grouped heads decode faster than full ones, the more the longer (8B, H100)"
+    row(claim, "2510.18245", gains, "{:.2f} times", lambda ratios: rises(ratios) and ratios[0] > 1.0)
 
     small = nj.ModelShape.from_config("llama-3.2-1b")
     size = small.graph(mode="decode").parameters or 0.0
     decode: dict[str, Any] = {"mode": "decode", "batch_size": 1, "kv_length": 2048}
     shapes = {layers: _of_size(small, "hidden", size, layers=layers) for layers in (8, 16, 32)}
     depth = {f"{layers} layers {shape.hidden} wide": seconds(a100, shape, **decode) for layers, shape in shapes.items()}
-    ordered = list(depth.values())
-    text = {name: f"{1e3 * value:.2f} ms" for name, value in depth.items()}
-    row(
-        "wide and shallow decodes faster (1.2B, A100, batch 1)",
-        "2501.18107, 2510.18245",
-        text,
-        ordered == sorted(ordered),
-    )
+    claim = "wide and shallow decodes faster (1.2B, A100, batch 1)"
+    row(claim, "2501.18107, 2510.18245", depth, "{:.2f} ms", rises, 1e3)
     widths = {heads: _of_size(small, "d_ff", size, heads=heads, kv_heads=heads // 4) for heads in (48, 32, 16)}
     ratio = {
         f"{heads} heads, d_ff {shape.d_ff}": seconds(a100, shape, mode="decode", batch_size=64, kv_length=4096)
         for heads, shape in widths.items()
     }
-    ordered = list(ratio.values())
-    text = {name: f"{1e3 * value:.2f} ms" for name, value in ratio.items()}
-    row(
-        "a larger share of feed-forward decodes faster (1.2B, A100, batch 64)",
-        "2510.18245",
-        text,
-        ordered == sorted(ordered, reverse=True),
-    )
+    claim = "a larger share of feed-forward decodes faster (1.2B, A100, batch 64)"
+    row(claim, "2510.18245", ratio, "{:.2f} ms", falls, 1e3)
 
     free = [
         nj.Range("layers", 16, 48),
@@ -259,24 +242,17 @@ def orders() -> None:
     ]
     load = model_use(llama, h100, batch_size=32, price_per_hour=2.5, training_tokens=1.6e11, served_tokens=1e9)
     search = Search(problem(predictor, h100, free, [load], objective="total_cost"), SETTINGS)
-    found = {}
+    parameters = {}
     for served in (1e9, 1e12, 1e13):
         assert search.arguments.model is not None
         use = replace(search.arguments.model, served_tokens=jnp.asarray(served, float))
         search.arguments = search.arguments._replace(model=use)
-        measures = search.metrics(search.run(0).logs[None])[0]
-        tokens = np.exp(search.run(0).logs[3])
-        found[f"{served:.0e} served:"] = (float(measures["parameters"][0]), float(tokens))
-    sizes = [number for number, _ in found.values()]
-    text = {
-        name: f"{number / 1e9:.1f} billion on {tokens / 1e9:.0f} billion" for name, (number, tokens) in found.items()
-    }
-    row(
-        "the cheapest model of one loss is smaller when more is served (H100)",
-        "2401.00448",
-        text,
-        sizes == sorted(sizes, reverse=True),
-    )
+        best = search.run(0)
+        tokens = float(np.exp(best.logs[3]))
+        [measured] = search.metrics(best.logs[None])[0]["parameters"]
+        parameters[f"{served:.0e} served, on {tokens / 1e9:.0f} billion:"] = float(measured)
+    claim = "the cheapest model of one loss is smaller when more is served (H100)"
+    row(claim, "2401.00448", parameters, "{:.1f} billion", falls, 1e-9)
 
 
 def main() -> None:

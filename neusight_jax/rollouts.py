@@ -97,17 +97,19 @@ def rollout_step(
     rate = plan.layout.tensor * (served.tokens_per_s_gpu or 0.0)  # of one replica
     rollout_s = max(users, 1.0) * rollout.response_tokens / rate
     scoring_s = rollout.scoring * update.forward_s
-    low, high = (end / served.tpot_s["p50"] for end in served.intervals["tpot_s"])
-    interval = update.interval_s and tuple(
-        rollout_s * share + end * (1.0 + scoring_s / update.total_s)
-        for share, end in zip((low, high), update.interval_s, strict=True)
-    )
+    interval = None
+    if update.interval_s:
+        low, high = (
+            rollout_s * further_s / served.tpot_s["p50"] + end * (1.0 + scoring_s / update.total_s)
+            for further_s, end in zip(served.intervals["tpot_s"], update.interval_s, strict=True)
+        )
+        interval = (low, high)
     watts = (served.power_w or 0.0) / (served.replicas or 1) * min(replicas, plan.global_batch_size)
     return replace(
         update,
         parts={**update.parts, **dict(zip(ROLLOUT_PARTS, (rollout_s, scoring_s), strict=True))},
         energy_j=update.energy_j + watts * rollout_s + update.power_w * scoring_s,
-        interval_s=interval,  # type: ignore[arg-type]
+        interval_s=interval,
         workload={**update.workload, "responses": rollout.responses, "response_tokens": rollout.response_tokens},
         notes=(*update.notes, *rollout.notes()),
     )

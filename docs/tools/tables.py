@@ -1,7 +1,7 @@
 """Writes the tables of numbers in the pages and the README, from the checkpoints' cards and `docs/scores`.
 
     python docs/tools/tables.py                     # after a checkpoint was trained again
-    PYTHONPATH=. python docs/tools/tables.py --measurements DIR  # scores models first, some minutes; writes docs/scores
+    python docs/tools/tables.py --measurements DIR  # scores whole models first, some minutes, and writes docs/scores
     python docs/tools/tables.py --check             # exit code 1 where a page would change
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a function here. A block after `<!-- run -->`
@@ -31,6 +31,7 @@ from neusight_jax.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORES = ROOT / "docs" / "scores"
+sys.path.append(str(ROOT))  # the last place, so that an installed package stays
 MARK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = re.compile(r"(<!-- run -->\n```console\n)(.*?)```", re.DOTALL)
 SHORT = {"NVIDIA ": "", "Tesla ": "", "AMD Instinct ": "", "GeForce ": "", "-PCIE-40GB": "-40", "-PCIE-32GB": ""}

@@ -108,13 +108,10 @@ def _memory() -> Check:
     return "free memory", f"{free / 1e9:,.1f} GB, disk {disk / 1e9:,.0f} GB", few if free < LEAST_FREE_BYTES else ""
 
 
-def _free_bytes() -> int | None:
-    """Memory that a program may still take; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+def _free_bytes() -> float | None:
+    from neusight_jax.profiling.processor import available_bytes
+
+    return available_bytes()
 
 
 def _version(package: str) -> str:

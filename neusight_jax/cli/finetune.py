@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
@@ -49,30 +49,20 @@ def finetune(
     Gradient checkpointing, micro-batch and sharding are chosen. Every recipe has the `predict` command that forecasts
     it, and the command of Hugging Face's TRL that runs it. What does not fit says what it lacks.
     """
-    from neusight_jax.cli.workloads import held_back, require_config
-    from neusight_jax.graph.configs.build import assumed_dtype
-    from neusight_jax.graph.configs.config import language_config, read_config
-    from neusight_jax.hardware.catalog import canonical_name
-    from neusight_jax.hardware.files import gpu_in
+    from neusight_jax.cli.workloads import jobs_on, require_config
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.layouts.finetune import COUNTS, clusters_of
     from neusight_jax.layouts.finetune import finetune as recipes
-    from neusight_jax.model.checkpoint import load_predictor
 
     require_config(model, "jobs are of decoders")
     if method == "full" and (lora_rank is not None or lora_targets is not None):
         raise InputError("--lora-rank, --lora-targets: of adapters; give --method lora, or leave them out")
     run, price_list = whole.run(), read_prices(prices) if prices is not None else None
     lora = lora_of(16 if lora_rank is None else lora_rank, lora_targets)
-    named = clusters_of(gpu, gpus or COUNTS)
-    clusters: dict[str, Any] = {name: held_back(cluster, limits) for name, cluster in named.items()}
-    dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
-    used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
-    devices = {name: canonical_name(gpu_in(name)) for name in clusters}
-    loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
+    jobs = jobs_on(model, clusters_of(gpu, gpus or COUNTS), limits, dtype, checkpoint)
     layouts = recipes(
-        {name: loaded[device] for name, device in devices.items()},
-        clusters,
+        jobs.predictors,
+        jobs.clusters,
         model,
         method=method,
         run=run,
@@ -80,11 +70,11 @@ def finetune(
         targets=lora.targets if lora else (),
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
-        dtype=dtype,
+        dtype=jobs.dtype,
         optimizer=optimizer or "adamw",
         gradient_dtype=gradient_dtype,
         prices=price_list,
-        notes=notes,
+        notes=jobs.notes,
         console=progress_console(),
     )
-    answer(layouts, as_json, report, checkpoint=used)
+    answer(layouts, as_json, report, checkpoint=jobs.checkpoint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from neusight_jax.cli.console import answer, progress_console
 from neusight_jax.cli.options import (
@@ -67,33 +67,22 @@ def parallelize(
 
     Several GPUs and numbers of GPUs are compared by their best layouts; with prices by cost.
     """
-    from neusight_jax.cli.workloads import held_back, require_config
-    from neusight_jax.graph.configs.build import assumed_dtype
-    from neusight_jax.graph.configs.config import language_config, read_config
-    from neusight_jax.hardware.catalog import canonical_name
-    from neusight_jax.hardware.files import gpu_in
+    from neusight_jax.cli.workloads import jobs_on, require_config
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.job.parallelism import Space
     from neusight_jax.layouts.answers import parallelize as ranked
-    from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
 
     require_config(model, "jobs are of decoders")
     run = whole.run()
     price_list = read_prices(prices) if prices is not None else None
-    clusters: dict[str, Any] = {
-        name: held_back(cluster, limits) for name, cluster in _clusters(gpu, gpus or []).items()
-    }
-    dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
-    used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
-    devices = {name: canonical_name(gpu_in(name)) for name in clusters}
-    loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
+    jobs = jobs_on(model, _clusters(gpu, gpus or []), limits, dtype, checkpoint)
     ranking = ranked(
-        {name: loaded[device] for name, device in devices.items()},
-        clusters,
+        jobs.predictors,
+        jobs.clusters,
         model,
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
-        dtype=dtype,
+        dtype=jobs.dtype,
         optimizer=optimizer or "adamw",
         gradient_dtype=gradient_dtype,
         lora=lora_of(lora_rank, lora_targets, weight_dtype),
@@ -105,10 +94,10 @@ def parallelize(
         prices=price_list,
         run=run,
         top=top,
-        notes=(*card_notes(load_card(used), used), *notes),
+        notes=jobs.notes,
         console=progress_console(),
     )
-    answer(ranking, as_json, report, checkpoint=used)
+    answer(ranking, as_json, report, checkpoint=jobs.checkpoint)
 
 
 def _clusters(gpus: list[str], counts: list[int]) -> dict[str, Cluster]:

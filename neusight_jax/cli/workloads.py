@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neusight_jax.cli.options import JobOptions, LimitOptions, WorkloadOptions, lora_of, option_names
 from neusight_jax.errors import InputError
@@ -18,9 +18,10 @@ from neusight_jax.units import base_unit, quantity
 
 if TYPE_CHECKING:
     from neusight_jax.graph.traced.operation import TraceOptions
-    from neusight_jax.hardware.cluster import Machine
+    from neusight_jax.hardware.cluster import Cluster, Machine
     from neusight_jax.job.job import Job
     from neusight_jax.job.parallelism import Parallelism
+    from neusight_jax.model.predictor import Predictor
 
 TRACING = ("trip_count", "branch", "fp32_products", "fp32_convolutions", "parameters")
 """Options of functions and modules alone."""
@@ -83,6 +84,47 @@ def held_back(machine: Machine, limits: LimitOptions) -> Machine:
     if isinstance(machine, Cluster):
         return machine.replace(gpu=machine.gpu.replace(**figures)) if figures else machine
     return machine.replace(**figures) if figures else machine
+
+
+class Jobs(NamedTuple):
+    """What forecasts jobs of a model on several clusters.
+
+    Attributes:
+      clusters, predictors: by the same names; GPUs held back, and measured effects where a checkpoint has them.
+      dtype, checkpoint: stated or assumed.
+      notes: to say beside every forecast.
+    """
+
+    clusters: dict[str, Cluster]
+    predictors: dict[str, Predictor]
+    dtype: str
+    checkpoint: str
+    notes: tuple[str, ...]
+
+
+def jobs_on(
+    model: str, clusters: Mapping[str, Cluster], limits: LimitOptions, dtype: str | None, checkpoint: str | None
+) -> Jobs:
+    """What forecasts jobs of a decoder on clusters of a command line.
+
+    Args:
+      model: a config; clusters: by name, COUNTx GPU.
+      limits: of every GPU.
+      dtype: of matrix products, None = the model's own; checkpoint: None = by the dtype.
+    """
+    from neusight_jax.graph.configs.build import assumed_dtype
+    from neusight_jax.graph.configs.config import language_config, read_config
+    from neusight_jax.hardware.catalog import canonical_name
+    from neusight_jax.hardware.files import gpu_in
+    from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
+
+    held: dict[str, Any] = {name: held_back(cluster, limits) for name, cluster in clusters.items()}
+    dtype, notes = assumed_dtype(language_config(read_config(model)), dtype)
+    used = checkpoint or ("fp32" if dtype == "fp32" else "tensorcore")
+    devices = {name: canonical_name(gpu_in(name)) for name in held}
+    loaded = {device: load_predictor(used, device) for device in dict.fromkeys(devices.values())}
+    predictors = {name: loaded[device] for name, device in devices.items()}
+    return Jobs(held, predictors, dtype, used, (*card_notes(load_card(used), used), *notes))
 
 
 def require_config(model: str, what: str) -> None:

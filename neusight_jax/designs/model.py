@@ -47,7 +47,7 @@ TRAINING_LENGTH = 4096
 """Longest sequence that training is counted at, tokens."""
 HOFFMANN_RATIO = 20.0
 """Training tokens for a parameter where nobody says how many: Hoffmann et al. 2022, table 3."""
-SECONDS_PER_DAY = 86400.0
+SECONDS_PER_DAY = 24.0 * SECONDS_PER_HOUR
 ASPECTS: tuple[float, float] = (33.0, 715.0)
 """Width over depth of the two models whose losses Kaplan et al. 2020 (section 3.1) found within 3 %: 48 layers 1,600
 wide, and 6 layers 4,288 wide."""

@@ -67,13 +67,19 @@ def memory_bytes() -> float:
     return float(os.sysconf("SC_PAGE_SIZE")) * float(os.sysconf("SC_PHYS_PAGES"))
 
 
-def free_bytes() -> float:
-    """Memory that can be had without swapping, bytes."""
+def available_bytes() -> float | None:
+    """Memory that can be had without swapping, bytes; None where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(float(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return 0.5 * memory_bytes()
+        return None
+
+
+def free_bytes() -> float:
+    """Memory that can be had without swapping, bytes; half of all where the system does not say."""
+    available = available_bytes()
+    return 0.5 * memory_bytes() if available is None else available
 
 
 def processor_figures(rates: Iterable[tuple[float, float, float]] = ()) -> dict[str, Any]:

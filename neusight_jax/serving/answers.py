@@ -260,10 +260,12 @@ class _Served:
           engine_runs: whether the best are run by an engine's scheduler, which then decides.
         Raises: `InputError` where none carries the load, or none has a price.
         """
-        answers = [answer(replica, self.load, prices) for replica in tried.values()]
         answers = [
-            replace(choice, command=vllm_command(self.model, replica.layout, replica.options))
-            for choice, replica in zip(answers, tried.values(), strict=True)
+            replace(
+                answer(replica, self.load, prices),
+                command=vllm_command(self.model, replica.layout, replica.options),
+            )
+            for replica in tried.values()
         ]
         if disaggregated:
             answers += pooled(list(tried.values()), self.clusters, self.model, self.load, prices)
