@@ -132,7 +132,8 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
     fronts = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
-    return Report("A designed GPU", facts, cards, pictures, Group(tables(design), *fronts))
+    title = "A designed GPU" if design.shape is None else "A designed model"
+    return Report(title, facts, cards, pictures, Group(tables(design), *fronts))
 
 
 def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:

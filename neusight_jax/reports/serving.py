@@ -25,7 +25,7 @@ def tables(serving: Serving) -> RenderableType:
         parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
     parts.append(
         f"users: most of one replica within the targets; tok: output tokens; W: mean of all GPUs, the boards alone; "
-        f"in brackets: {INTERVAL} of the kernels"
+        f"in brackets: {INTERVAL}, of TPOT that of the kernels alone"
     )
     if any(choice.tie for choice in answers):
         parts.append("= ties: their intervals overlap that of the best of the group")
