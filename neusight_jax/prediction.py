@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.forecast import (
@@ -314,6 +313,9 @@ def rank_rows(job: Job, busiest: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return place, work, count[place, work]
 
 
+_step_seconds = one_shot(step_seconds)
+
+
 def _in_step(
     job: Job, gpu: GPU, families: Mapping[str, Mapping[str, Any]], rows: Mapping[str, np.ndarray], busiest: int
 ) -> dict[str, np.ndarray]:
@@ -322,11 +324,9 @@ def _in_step(
     Args:
       families: as `forecast.explained`; rows: of the kernels, each by itself (`forecast.columns_of`).
     """
-    slower = {}
-    for name, columns in families.items():
-        batch, seconds = job.kernels.families[name], jnp.asarray(columns["seconds"])
-        in_step = step_seconds(gpu, name, batch, seconds, job.software, job.plan.recipe.attention)
-        slower[name] = np.asarray(in_step) / np.maximum(np.asarray(seconds), 1e-30)
+    of_one = {name: np.asarray(columns["seconds"]) for name, columns in families.items()}
+    in_step = _step_seconds(gpu, job.kernels, of_one, job.software, float(job.plan.recipe.attention == "flash2"))
+    slower = {name: np.asarray(in_step[name]) / np.maximum(seconds, 1e-30) for name, seconds in of_one.items()}
     place, work, count = rank_rows(job, busiest)
     factor = in_row_order(job.kernels, slower)[place]
     taken = {name: values[place] for name, values in rows.items()}

@@ -29,7 +29,6 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
 from neusight_jax.memory import footprint, is_rebuilt
 from neusight_jax.model.software import Software, usual_software
-from neusight_jax.model.streams import by_phase
 from neusight_jax.records import Record
 
 WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "recomputed", "optimizer")
@@ -362,7 +361,8 @@ def one_rank(graph: Graph) -> Job:
     counts: dict[str, Any] = {}
     for name, batch in table.families.items():
         counts[name] = np.zeros((KINDS, len(WORK), len(batch.row)), np.float32)
-        counts[name][0, phases] = np.asarray(by_phase(batch))
+        in_phase = np.asarray(batch.phase) == np.arange(len(PHASES))[:, None]
+        counts[name][0, phases] = np.where(in_phase, np.asarray(batch.count), 0.0)
     optimizer = graph.options.get("optimizer")
     plan = Plan(
         model=graph.name,

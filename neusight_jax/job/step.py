@@ -156,6 +156,8 @@ def row_seconds(
         node=zero,
         row=np.arange(len(rows)),
     )
+    if not np.any(ranks > 1):
+        return np.zeros(len(rows), np.float32)
     seconds = jnp.asarray(run(predictor, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
     return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)
 
@@ -273,15 +275,10 @@ def seconds_of_job(
     """
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
-    kernels = launches = jnp.zeros((len(CLASSES), KINDS, len(WORK)))
-    for name, seconds in run(predictor, cluster.gpu, job.kernels).items():
-        counts = jnp.asarray(job.counts[name])
-        own, marks = classes_of(
-            cluster.gpu, name, job.kernels.families[name], jnp.asarray(seconds), plan.recipe.attention
-        )
-        own = jnp.where(jnp.any(counts > 0, axis=(0, 1)), own, 0.0)
-        kernels = kernels + jnp.einsum("kwn,cn->ckw", counts, own * marks)
-        launches = launches + jnp.einsum("kwn,cn->ckw", counts, marks) * float(not plan.recipe.cuda_graphs)
+    of_one, flash2 = run(predictor, cluster.gpu, job.kernels), float(plan.recipe.attention == "flash2")
+    kernels, launches = _work_seconds(cluster.gpu, job.kernels, dict(of_one), dict(job.counts), flash2)
+    if plan.recipe.cuda_graphs:
+        launches = jnp.zeros_like(launches)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     between = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)
     listed = [message for _, message in plan.messages]
@@ -289,8 +286,28 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    sent = jnp.asarray(share) @ each[:-1]
+    sent = share @ each[:-1]
     return Seconds(kernels, launches, sent, each[-1])
+
+
+@one_shot
+def _work_seconds(
+    gpu: GPU, kernels: KernelTable, seconds: Mapping[str, Any], counts: Mapping[str, Any], flash2: float
+) -> list[Float[Array, "class kind work"]]:
+    """Seconds of kernels, each as by itself, and their launches, by `streams.CLASSES`, kind of stage and `job.WORK`.
+
+    Args:
+      gpu, kernels, seconds, flash2: as `streams.classes_of`.
+      counts: of a job, by family [kind, work, kernel].
+    """
+    total = launches = jnp.zeros((len(CLASSES), KINDS, len(WORK)))
+    for name, (alone, marks) in classes_of(gpu, kernels, seconds, flash2).items():
+        count = jnp.asarray(counts[name])
+        # A kernel that is never launched may take forever, which 0 launches would make no number.
+        alone = jnp.where(jnp.any(count > 0, axis=(0, 1)), alone, 0.0)
+        total = total + jnp.einsum("kwn,cn->ckw", count, alone * marks)
+        launches = launches + jnp.einsum("kwn,cn->ckw", count, marks)
+    return [total, launches]
 
 
 def silent(own: Seconds) -> Seconds:
@@ -343,9 +360,11 @@ def stage_durations(
 
 
 @one_shot
-def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Any]:
-    """`stage_durations` as one program."""
-    return list(stage_durations(own, software, facts))
+def durations_of(own: Seconds, software: Software, facts: Facts) -> list[Array]:
+    """`stage_durations` as one program, and the busiest rank's work of one micro-batch."""
+    durations, tail = stage_durations(own, software, facts)
+    of_rank = jnp.einsum("...rk,...kw->...r", facts.chunks, durations)
+    return [durations, tail, jnp.max(of_rank, axis=-1)]
 
 
 def _unhidden(message: Array, overlaps: Array, facts: Facts) -> Array:
@@ -364,12 +383,11 @@ def compose(
       plan: of the job.
       relaxation: of the pipeline's critical path, 0 = exact.
     """
-    durations, tail = durations_of(own, software, facts(plan))
-    ranks = plan.layout.pipeline
-    of_stage = durations[np.array(plan.kinds)]
-    busy = jnp.max(jnp.sum(of_stage.reshape(-1, ranks, 3), axis=(0, 2))) * plan.micro_batches
-    if ranks == 1:
+    durations, tail, of_batch = durations_of(own, software, facts(plan))
+    busy = of_batch * plan.micro_batches
+    if plan.layout.pipeline == 1:
         return busy, tail, busy
+    of_stage = durations[np.array(plan.kinds)]
     if plan.layout.schedule != "zero-bubble":
         whole = of_stage[:, BACKWARD] + of_stage[:, WEIGHT]
         of_stage = jnp.stack([of_stage[:, FORWARD], whole, jnp.zeros_like(whole)], axis=-1)

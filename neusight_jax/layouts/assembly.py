@@ -24,7 +24,7 @@ from neusight_jax.layouts.pieces import PIECE_WORK, Ask, Entries, Form, Messages
 from neusight_jax.model.power import CLOCKS, JOULES, PowerLaw, at_clock, drawn_in, power_law, settle, slower_by
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
-from neusight_jax.model.streams import CLASSES, classes_of
+from neusight_jax.model.streams import CLASSES, classes_once
 
 CHUNK = 1024
 """Rows of a family that one program forecasts at a time, so that it is compiled once whatever the number of layouts."""
@@ -111,13 +111,13 @@ class Assembly:
           run: what forecasts kernels.
           by_family: as `of_one` has them, where they are known.
         """
-        forecast = in_chunks(run)
+        forecast, flash2 = in_chunks(run), float(self.ask.recipe.attention == "flash2")
         by_family = self.of_one(predictor, cluster, run) if by_family is None else by_family
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
-            real, batch = rows[name] >= 0, self.table.families[name]
-            kernel_s, classes = classes_of(cluster.gpu, name, batch, jnp.asarray(forecast_s), self.ask.recipe.attention)
+            real, family = rows[name] >= 0, KernelTable({name: self.table.families[name]})
+            kernel_s, classes = classes_once(cluster.gpu, family, {name: forecast_s}, flash2)[name]
             seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]
         message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)
@@ -301,7 +301,7 @@ def timed_under_limits(
 
 def timed(assembly: Assembly, seconds: Seconds, software: Software) -> Timed:
     """Durations of the layouts from what they are made of."""
-    durations, tail = (np.asarray(array, np.float64) for array in durations_of(seconds, software, assembly.facts))
+    durations, tail, _ = (np.asarray(array, np.float64) for array in durations_of(seconds, software, assembly.facts))
     return Timed(durations, tail, np.asarray(software.messages * seconds.between, np.float64))
 
 

@@ -170,8 +170,7 @@ def _step_rows(
     """
     rows: dict[str, Array] = _kernel_latency(predictor, machine, kernels, relaxation, isolated)
     if kernels.launched == "eager":
-        gpu, batches = gpu_of(machine), kernels.families
-        return {name: step_seconds(gpu, name, batches[name], seconds, LEARNED) for name, seconds in rows.items()}
+        return step_seconds(gpu_of(machine), kernels, rows, LEARNED)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.gemm import flop
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable
 from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
+from neusight_jax.model.programs import one_shot
 from neusight_jax.model.software import LEARNED, Software
 
 CLASSES: tuple[str, ...] = (
@@ -75,15 +77,35 @@ def plain_seconds(gpu: GPU, products: KernelBatch) -> Float[Array, " kernel"]:
 
 
 def classes_of(
-    gpu: GPU, name: str, kernels: KernelBatch, seconds: Float[Array, " kernel"], attention: str = "flash"
+    gpu: GPU, kernels: KernelTable, seconds: Mapping[str, Float[Array, " kernel"]], flash2: ArrayLike = 0.0
+) -> dict[str, tuple[Float[Array, " kernel"], Float[Array, "class kernel"]]]:
+    """Seconds of kernels by themselves, and which of `CLASSES` each is of, 1 or 0; by family.
+
+    Args:
+      gpu: scalars.
+      kernels: of any number.
+      seconds: of one launch of each, by family, as `latency.kernel_latency` has them.
+      flash2: 1 where attention is FlashAttention-2.
+    """
+    return {
+        name: _classes_of_family(gpu, name, kernels.families[name], jnp.asarray(family_s), flash2)
+        for name, family_s in seconds.items()
+    }
+
+
+classes_once = one_shot(classes_of)
+"""`classes_of` by a program that is compiled fast."""
+
+
+def _classes_of_family(
+    gpu: GPU, name: str, kernels: KernelBatch, seconds: Float[Array, " kernel"], flash2: ArrayLike
 ) -> tuple[Float[Array, " kernel"], Float[Array, "class kernel"]]:
-    """Seconds of the kernels of a family by themselves, and which of `CLASSES` each is of, 1 or 0.
+    """`classes_of` of the kernels of one family.
 
     Matrix units without fp4 accumulate eight-bit products in registers, where gradients need the slower way of it
     (Transformer Engine, `use_split_accumulator`); later ones have memory of their own for that.
 
-    Args:
-      name: of the family; seconds: as `latency.kernel_latency` has them; attention: "flash2" = FlashAttention-2.
+    Args: as `classes_of`; name: of the family.
     """
     op, family = jnp.asarray(kernels.op), FAMILIES[name]
     if not family.tensor_core:  # launched one by one; of fused kernels the launches are counted as a whole
@@ -92,7 +114,7 @@ def classes_of(
     experts = jnp.where(op == EXPERT, every, none) if "expert" in family.ops else none
     narrow = jnp.where(jnp.asarray(gpu.fp4_flop_per_s) > 0, none, every) if name == GEMM_FP8.name else none
     wide = jnp.where(jnp.asarray(gpu.matrix_flop_per_cycle) > WIDE_FLOP_PER_CYCLE, every, none)
-    flash2 = every if name == "prefill" and attention == "flash2" else none
+    older = every * flash2 if name == "prefill" else none
     lanes = plain_seconds(gpu, kernels) if name == GEMM.name else none
     plain = jnp.where(lanes > 0.0, every, none)
     fp32 = none if family.tensor_core else every
@@ -100,8 +122,8 @@ def classes_of(
         "experts": experts * (1.0 - narrow),
         "eight_bits": narrow * (1.0 - experts),
         "eight_bit_experts": narrow * experts,
-        "flash2": flash2 * (1.0 - wide),
-        "flash2_wide": flash2 * wide,
+        "flash2": older * (1.0 - wide),
+        "flash2_wide": older * wide,
         "fp32": fp32,
         "plain": plain,
     }
@@ -118,23 +140,19 @@ def longer(kernels: Array, host: Array) -> Array:
 
 def step_seconds(
     gpu: GPU,
-    name: str,
-    kernels: KernelBatch,
-    seconds: Float[Array, " kernel"],
+    kernels: KernelTable,
+    seconds: Mapping[str, Float[Array, " kernel"]],
     software: Software,
-    attention: str = "flash",
-) -> Float[Array, " kernel"]:
-    """Seconds of the kernels of a family inside a step.
+    flash2: ArrayLike = 0.0,
+) -> dict[str, Float[Array, " kernel"]]:
+    """Seconds of kernels inside a step, by family.
 
     Args:
-      gpu: scalars.
-      name: of the family.
-      kernels: its batch.
-      seconds: of one launch of each kernel by itself, as of `latency.kernel_latency`.
+      gpu, kernels, seconds, flash2: as `classes_of`.
       software: numbers of the framework.
     """
-    alone, marks = classes_of(gpu, name, kernels, seconds, attention)
-    return alone * (factors(software) @ marks)
+    classes, slower = classes_of(gpu, kernels, seconds, flash2), factors(software)
+    return {name: alone * (slower @ marks) for name, (alone, marks) in classes.items()}
 
 
 def by_phase(kernels: KernelBatch) -> Float[Array, "phase kernel"]:
