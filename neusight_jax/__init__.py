@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from neusight_jax.hardware.files import load_cluster, load_gpu
     from neusight_jax.hardware.gpu import GPU, stack_gpus
     from neusight_jax.hardware.prices import read_prices
-    from neusight_jax.job.job import job_from_config
+    from neusight_jax.job.job import job_from_config, job_from_graph
     from neusight_jax.job.parallelism import Parallelism, Space
     from neusight_jax.job.step import calibrate_steps, energy, latency
     from neusight_jax.layouts.answers import parallelize
@@ -83,6 +83,7 @@ __all__ = [
     "graph_from_function",
     "graph_from_torch",
     "job_from_config",
+    "job_from_graph",
     "kernels_of",
     "latency",
     "list_checkpoints",
@@ -127,7 +128,7 @@ _HOMES = {
     "hardware.files": ("load_cluster", "load_gpu"),
     "hardware.gpu": ("GPU", "stack_gpus"),
     "hardware.prices": ("read_prices",),
-    "job.job": ("job_from_config",),
+    "job.job": ("job_from_config", "job_from_graph"),
     "job.parallelism": ("Parallelism", "Space"),
     "job.step": ("calibrate_steps", "energy", "latency"),
     "layouts.answers": ("parallelize",),

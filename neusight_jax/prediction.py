@@ -24,7 +24,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.flop import StepFlop, peak_flop_per_s, step_flop
-from neusight_jax.job.job import WORK, Job, Plan, one_rank
+from neusight_jax.job.job import WORK, Job, Plan, job_from_graph
 from neusight_jax.job.step import (
     Seconds,
     check_cluster,
@@ -72,7 +72,7 @@ def predict(
 ) -> Forecast:
     """Forecast a model on a GPU, kernels as they run inside the model; or a job on a cluster.
 
-    A training step of a decoder on one GPU is a job of one rank (`job.one_rank`).
+    A training step of a decoder on one GPU is a job of one rank (`job.job_from_graph`).
 
     Args:
       predictor, gpu: what forecasts, and for which machine: a GPU, or the cluster that a model is split over.
@@ -189,7 +189,7 @@ def predict_step(
     Args: as `forecast.predict`; name: of the machine.
     Raises: `InputError` where the cluster has another number of GPUs.
     """
-    job = one_rank(work) if isinstance(work, Graph) else work
+    job = job_from_graph(work) if isinstance(work, Graph) else work
     check_cluster(machine, job)
     cluster, plan = as_cluster(machine), job.plan
     families = explained(predictor, cluster.gpu, job.kernels, relaxation)

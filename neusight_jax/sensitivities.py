@@ -28,7 +28,7 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import FIELDS, SWITCHES, peak_field
 from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
-from neusight_jax.job.job import one_rank
+from neusight_jax.job.job import job_from_graph
 from neusight_jax.job.step import compose, latency, once, seconds_of_job, settled, silent
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import in_row_order, kernel_latency
@@ -370,7 +370,7 @@ def step_sensitivity(
       relaxation: of waves, 0 = exact.
       secants: whether exact differences are taken too.
     """
-    job = one_rank(work) if isinstance(work, Graph) else work
+    job = job_from_graph(work) if isinstance(work, Graph) else work
     calls: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = []
 
     def noted(using: Predictor, where: Machine, kernels: KernelTable) -> dict[str, Any]:

@@ -83,8 +83,8 @@ def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
     """A `workload_dict` in one line: model (on a GPU), mode, sizes, dtypes, how it is split; or the load of a job."""
     where = f" on {gpu}" if gpu else ""
     if "global_batch_size" in load:
-        sizes = f"{load['global_batch_size']} x {load['sequence_length']} tokens"
-        return f"{load['model']}{where}: {load['mode']}, {sizes}, {load['dtype']}"
+        sizes = f"{load['global_batch_size']} x {load['sequence_length']} tokens, " if load["sequence_length"] else ""
+        return f"{load['model']}{where}: {load['mode']}, {sizes}{load['dtype']}"
     parts = [str(load["mode"])]
     if load["sequence_length"]:
         parts += [f"batch {load['batch_size']}", f"sequence {load['sequence_length']}"]
@@ -163,9 +163,9 @@ def workload(work: Graph | Job, weight: float = 1.0, name: str = "") -> Workload
     if isinstance(work, Graph):
         graph, job, called = work, None, f"{work.name} {work.mode} {work.batch_size}x{work.sequence_length}"
         if work.launched == "eager":
-            from neusight_jax.job.job import one_rank
+            from neusight_jax.job.job import job_from_graph
 
-            job = one_rank(work)
+            job = job_from_graph(work)
     else:
         graph, job, called = _described(work.plan), work, f"{work.name} {work.mode} on {num_gpus(work)} GPUs"
     kernels = distinct(graph.kernels) if job is None else job.kernels

@@ -61,6 +61,55 @@ def test_a_graph_on_one_gpu_is_a_job_of_one_rank_and_the_row_of_a_search(name: s
     assert row.memory_bytes == pytest.approx(forecast.memory.total, rel=1e-6)
 
 
+REPLICATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "encoder in fp32": ("bert-tiny", {"batch_size": 2, "sequence_length": 32, "dtype": "fp32"}),
+    "encoder in bf16": ("bert-tiny", {"batch_size": 2, "sequence_length": 32, "dtype": "bf16"}),
+    "ViT": ("vit-base", {"batch_size": 2, "dtype": "bf16"}),
+    "T5-like": ("switch-base-8", {"batch_size": 1, "sequence_length": 32, "dtype": "fp32"}),
+}
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_replicas_of_any_graph(name: str) -> None:
+    """One replica takes what the graph takes; many only wait for each other's gradients, and share what ZeRO says."""
+    model, load = REPLICATED[name]
+    predictor = RooflinePredictor()
+    graph = nj.graph_from_config(model, mode="training", optimizer="adamw", **load)
+    alone = nj.predict(predictor, nj.load_gpu("H100"), graph)
+    one = nj.predict(predictor, nj.load_cluster("1x H100"), nj.job_from_graph(graph))
+    assert one.total_s == pytest.approx(alone.total_s, rel=1e-6)
+    assert one.phases == pytest.approx(alone.phases, rel=1e-5)
+    assert one.memory_bytes == alone.memory_bytes
+    steps = [
+        nj.predict(predictor, nj.load_cluster("16x H100"), nj.job_from_graph(graph, nj.Parallelism(data=16, zero=zero)))
+        for zero in range(4)
+    ]
+    plain = steps[0]
+    assert plain.exposed_communication_s > 0.0
+    assert plain.total_s > alone.total_s
+    assert plain.tokens == 16 * alone.tokens
+    for name, since in (("optimizer", 1), ("gradients", 2), ("weights", 3)):
+        for zero, step in enumerate(steps):
+            shards = 16 if zero >= since else 1
+            assert getattr(step.memory, name) == pytest.approx(getattr(alone.memory, name) / shards)
+    assert steps[1].phases["optimizer"] == pytest.approx(alone.phases["optimizer"] / 16, rel=1e-3)
+    twice = nj.predict(
+        predictor,
+        nj.load_cluster("16x H100"),
+        nj.job_from_graph(graph, nj.Parallelism(data=16), global_batch_size=32 * graph.batch_size),
+    )
+    assert twice.phases["forward"] == pytest.approx(2.0 * plain.phases["forward"], rel=1e-5)
+    assert twice.phases["optimizer"] == pytest.approx(plain.phases["optimizer"], rel=1e-5)
+
+
+def test_replicas_that_cannot_be() -> None:
+    graph = nj.graph_from_config(DENSE, 1, 64, "training", "bf16")
+    with pytest.raises(nj.InputError, match="llama runs as replicas, its layers are not split: pipeline is 2"):
+        nj.job_from_graph(graph, nj.Parallelism(pipeline=2))
+    with pytest.raises(nj.InputError, match="read for prefill; replicas train"):
+        nj.job_from_graph(nj.graph_from_config(DENSE, 1, 64, "prefill", "bf16"), nj.Parallelism(data=2))
+
+
 def test_rows_of_a_step_sum_to_its_compute() -> None:
     """Launches of a small model take longer than its kernels: rows hold their share of that."""
     graph = nj.graph_from_config(DENSE, 1, 64, "training", "bf16", optimizer="adamw")

@@ -265,8 +265,8 @@ def test_bad_jobs() -> None:
         job(Parallelism(data=4), batch=6)
     with pytest.raises(InputError, match="overlaps has 'all', expected some of tensor"):
         job(Parallelism(), overlaps=["all"])
-    with pytest.raises(InputError, match="jobs are of decoders"):
-        job_from_config("bert-large", Parallelism(), global_batch_size=8, sequence_length=512)
+    with pytest.raises(InputError, match=r"bert-large runs as replicas, .* tensor is 2, expected 1"):
+        job_from_config("bert-large", Parallelism(tensor=2), global_batch_size=8, sequence_length=512)
     with pytest.raises(InputError, match="16 heads do not split over 3 GPUs"):
         job(Parallelism(tensor=3), batch=1)
     with pytest.raises(InputError, match="unknown optimizer 'x'"):

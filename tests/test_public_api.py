@@ -39,7 +39,16 @@ def test_every_public_name_loads() -> None:
 CONTRACT = (
     *("list_checkpoints", "list_gpus", "list_models", "load_predictor", "load_gpu", "load_cluster", "read_kernels"),
     *("predict_kernels", "predict_kernel_intervals", "graph_from_config", "predict", "latency", "Parallelism"),
-    *("job_from_config", "parallelize", "serve", "graph_from_function", "graph_from_torch", "scale_trace", "calibrate"),
+    *(
+        "job_from_config",
+        "job_from_graph",
+        "parallelize",
+        "serve",
+        "graph_from_function",
+        "graph_from_torch",
+        "scale_trace",
+        "calibrate",
+    ),
     *("sensitivity", "design", "sweep", "compare", "train", "evaluate", "save_predictor"),
     *("energy", "predict_kernels_power", "finetune", "Run", "ModelShape", "kernels_of", "codesign"),
 )

@@ -47,14 +47,20 @@ def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
 
     Raises: `InputError` for an unusable model, workload or layout, and for options that would change nothing.
     """
+    from neusight_jax.graph.traced.source_file import is_source
     from neusight_jax.workloads import num_gpus
 
-    split = load.tensor_parallel * load.expert_parallel > 1
-    if load.mode == "training" and (job.layout() or split or count_of(job) not in (None, 1)):
+    laid = job.layout() or load.tensor_parallel * load.expert_parallel > 1 or count_of(job) not in (None, 1)
+    if load.mode == "training" and laid:
         return job_of(model, load, job)
+    graph, gpus = graph_of(model, load) if is_source(model) else None, job.gpus
+    if (
+        graph is not None and laid and graph.mode == "training" and num_gpus(graph) == 1
+    ):  # it says itself that it trains
+        return _replicas_of(model, load, job, graph)
     if job.layout():
         raise InputError(f"{', '.join(job.layout())}: of training jobs; give --mode training, or leave out")
-    graph, gpus = graph_of(model, load), job.gpus
+    graph = graph or graph_of(model, load)
     if gpus is not None and gpus != num_gpus(graph):
         raise InputError(
             f"--gpus {gpus}: the step occupies {num_gpus(graph)}; give --mode training for a job, --tensor-parallel to "
@@ -162,6 +168,8 @@ def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOp
     return load_named_gpu(name) if num_gpus(work) == 1 else load_named_server(name)
 
 
+_OF_REPLICAS = ("data_parallel", "zero", "micro_batch_size", "global_batch_size", "framework")
+"""Options of jobs that replicas have too."""
 _OF_JOBS = (
     *("batch_size", "sequence_length", "mode", "dtype", "tensor_parallel", "expert_parallel"),
     *("optimizer", "gradient_dtype", "lora_rank", "lora_targets", "weight_dtype", "attention", "experts"),
@@ -175,11 +183,10 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
     from neusight_jax.graph.configs.config import language_config, read_config
     from neusight_jax.graph.traced.source_file import is_source
     from neusight_jax.job.job import job_from_config
+    from neusight_jax.job.stages import is_split
 
-    if is_source(model):
-        split = [name for name in ("tensor_parallel", "expert_parallel") if name in load.given()]
-        words = ", ".join(option_names([*job.given(), *split]))
-        raise InputError(f"{model}: jobs are of decoders by name or config.json; leave {words} out")
+    if is_source(model) or not is_split(model):
+        return _replicas_of(model, load, job)
     if others := option_names(name for name in load.given() if name not in _OF_JOBS):
         raise InputError(f"{', '.join(others)}: training jobs have no such choice; leave out")
     length = lengths("--sequence-length", load.sequence_length)
@@ -206,6 +213,31 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
     optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
     notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)
     return made.replace(plan=replace(made.plan, notes=tuple(dict.fromkeys(notes))))
+
+
+def _replicas_of(model: str, load: WorkloadOptions, job: JobOptions, graph: Graph | None = None) -> Job:
+    """A training job of a model whose layers are not split: replicas, whose gradients are summed.
+
+    Args:
+      model, load, job: of the command line.
+      graph: of the model, where it was read already.
+    """
+    from neusight_jax.job.job import job_from_graph
+    from neusight_jax.job.recipe import recipe_of
+
+    splits = [name for name in ("tensor_parallel", "expert_parallel") if name in load.given()]
+    facts = [name for name in job.given() if name not in (*_OF_REPLICAS, "gpus", "cluster")]
+    if words := ", ".join(option_names([*splits, *facts])):
+        raise InputError(
+            f"{model} runs as replicas, its layers are not split; leave {words} out, or take a decoder by name or "
+            "config.json"
+        )
+    layout = _layout(load, job)
+    if graph is None:
+        if "micro_batch_size" in job.given():
+            load = replace(load, batch_size=layout.micro_batch_size)
+        graph = graph_of(model, load)
+    return job_from_graph(graph, layout, global_batch_size=job.global_batch_size, recipe=recipe_of(job.framework))
 
 
 def _layout(load: WorkloadOptions, job: JobOptions) -> Parallelism:

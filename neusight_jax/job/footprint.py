@@ -15,6 +15,8 @@ from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB
 """Buffers of a library for collectives between many ranks."""
+SHARDED_SINCE: dict[str, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""Stage of ZeRO from which replicas share what memory holds, by the names of `Footprint`."""
 BUCKET_BYTES = 18.0
 """Of an element of DeepSpeed's ZeRO buckets: 5e8 elements take 9 GB, 2 bytes x 2 buckets x 4.5 (Hugging Face,
 "DeepSpeed ZeRO", allgather_bucket_size and reduce_bucket_size)."""
@@ -77,9 +79,9 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     every, trained = (summed([getattr(stage, name) for stage in own]) for name in ("weights", "trained"))
     size = max(held.element_bytes, 2.0)
 
-    def kept(weights: Weights, each: float, since: int) -> float:
-        """Bytes of so many a parameter, sharded from one of the stages of ZeRO on."""
-        return each * weights.held(layout, sharded=layout.zero >= since)
+    def kept(weights: Weights, each: float, name: str) -> float:
+        """Bytes of so many a parameter, sharded from a stage of ZeRO on."""
+        return each * weights.held(layout, sharded=layout.zero >= SHARDED_SINCE[name])
 
     of_optimizer = OPTIMIZERS[held.optimizer or "adamw"].state_bytes
     states = training_bytes(1.0, size, held.gradient_bytes, of_optimizer)["optimizer"]
@@ -94,9 +96,9 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     if layout.pipeline > 1:  # a stage's output stays until its backward pass
         activations += held.boundary_bytes * batches * len(own)
     return Footprint(
-        weights=kept(every, stored, 3),
-        gradients=kept(trained, held.gradient_bytes + size * twice * (layout.zero < 3), 2),
-        optimizer=kept(trained, states, 1),
+        weights=kept(every, stored, "weights"),
+        gradients=kept(trained, held.gradient_bytes + size * twice * (layout.zero < 3), "gradients"),
+        optimizer=kept(trained, states, "optimizer"),
         activations=activations,
         kv_cache=0.0,
         runtime=RUNTIME_BYTES + COMMUNICATION_BYTES * (layout.gpus > 1),

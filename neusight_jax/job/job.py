@@ -15,19 +15,20 @@ from jaxtyping import Array, Float
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
-from neusight_jax.graph.configs.build import reading_notes
+from neusight_jax.graph.configs.blocks import Layer
+from neusight_jax.graph.configs.build import graph_from_config, reading_notes
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
-from neusight_jax.job.footprint import Held, fullest
-from neusight_jax.job.messages import Message, Sizes, hidden_bytes, stage_messages
+from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE, Held, fullest
+from neusight_jax.job.messages import Message, Sizes, hidden_bytes, parameter_messages, stage_messages
 from neusight_jax.job.parallelism import Parallelism, recomputed
 from neusight_jax.job.recipe import Recipe, recipe_of
-from neusight_jax.job.stages import Stage, job_config, stage_kinds, stages
+from neusight_jax.job.stages import Stage, is_split, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
-from neusight_jax.memory import footprint, is_rebuilt
+from neusight_jax.memory import footprint, is_rebuilt, parameter_count
 from neusight_jax.model.software import Software, usual_software
 from neusight_jax.records import Record
 
@@ -130,8 +131,8 @@ class Job(Record):
     def summary(self) -> str:
         """The model, its layout and load."""
         plan = self.plan
-        load = f"{plan.global_batch_size} x {plan.sequence_length} tokens, {plan.dtype}"
-        return f"{plan.model} on {plan.layout.gpus} GPUs: {plan.mode}, {load}"
+        load = f"{plan.global_batch_size} x {plan.sequence_length} tokens, " if plan.tokens else ""
+        return f"{plan.model} on {plan.layout.gpus} GPUs: {plan.mode}, {load}{plan.dtype}"
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ def job_from_config(
     software: Software | None = None,
     lora: Lora | None = None,
 ) -> Job:
-    """One training step of a decoder on `layout.gpus` GPUs.
+    """One training step of a model on `layout.gpus` GPUs: decoders split in all ways, others as replicas.
 
     Args:
       config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
@@ -186,6 +187,10 @@ def job_from_config(
         bucket_elements=bucket_elements,
         overlaps=overlaps,
     )
+    if not is_split(config):
+        load = {"optimizer": optimizer, "gradient_dtype": gradient_dtype, "lora": lora}
+        graph = graph_from_config(config, layout.micro_batch_size, sequence_length, mode, dtype, **load)
+        return job_from_graph(graph, layout, global_batch_size=global_batch_size, recipe=recipe, software=software)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
@@ -352,35 +357,135 @@ def _table(
     return table, by_family(table, dense), tuple(pool.nodes)
 
 
-def one_rank(graph: Graph) -> Job:
-    """A training step of a graph on one GPU: the job of one rank, of one micro-batch.
+def job_from_graph(
+    graph: Graph,
+    layout: Parallelism | None = None,
+    *,
+    global_batch_size: int | None = None,
+    recipe: Recipe | None = None,
+    software: Software | None = None,
+) -> Job:
+    """One training step of any graph on `layout.data` replicas, whose gradients are summed; of one rank by default.
 
-    Its kernels are the graph's, row by row; `Plan.nodes` are the names of the graph's nodes.
+    Its kernels are the graph's, row by row. `zero` shards optimizer states, gradients and parameters over the replicas.
+    A graph whose kernels a host launches one by one runs slower than its kernels by themselves (`streams`), as decoders
+    do by `job_from_config`; any other takes what it takes on one GPU, and its messages.
+
+    Args:
+      graph: one micro-batch, as `graph_from_config`, `graph_from_function` or `graph_from_torch` reads it.
+      layout: replicas and what they shard; a model that is read as a graph is not split in another way.
+      global_batch_size: sequences of a step; None = one micro-batch of each replica. Of a graph that does not know its
+        batch, micro-batches.
+      recipe: facts of the framework, None = those of none in particular.
+      software: numbers of the framework, None = those learned from measured steps.
+    Raises: `InputError` for a graph that is not trained, or a layout that splits it.
     """
-    table, phases = graph.kernels, [WORK.index(phase) for phase in PHASES]
-    counts: dict[str, Any] = {}
-    for name, batch in table.families.items():
+    layout = _replicas(graph, layout)
+    size = layout.data * layout.micro_batch_size if global_batch_size is None else global_batch_size
+    optimizer, table = graph.options.get("optimizer"), graph.kernels
+    memory = footprint(graph) if layout.gpus == 1 else _sharded_footprint(graph, layout)
+    depth = _depth(graph)
+    gradient_dtype = graph.options.get("gradient_dtype", "fp32")
+    return Job(
+        table,
+        _counts_of(graph, 1.0 / layout.data if layout.zero else 1.0),
+        software or usual_software(optimizer if graph.launched == "eager" else None),
+        Plan(
+            model=graph.name,
+            layout=layout,
+            dtype=graph.dtype,
+            mode=graph.mode,
+            optimizer=optimizer,
+            gradient_dtype=gradient_dtype,
+            global_batch_size=size if graph.batch_size else 0,
+            sequence_length=graph.sequence_length,
+            micro_batches=layout.micro_batches(size),
+            layers=(depth,) * KINDS,
+            kinds=(0,),
+            messages=tuple((0, message) for message in _messages_of(graph, layout, depth)),
+            message_bytes=0.0,
+            memory=memory,
+            recipe=recipe or recipe_of(experts=graph.options.get("experts")),
+            notes=graph.notes,
+            nodes=tuple(node.name for node in graph.nodes),
+        ),
+    )
+
+
+def _replicas(graph: Graph, layout: Parallelism | None) -> Parallelism:
+    """The layout of a graph's replicas; a layout that does not say the size of a micro-batch has the graph's."""
+    batch = max(graph.batch_size, 1)
+    if layout is None:
+        return Parallelism(micro_batch_size=batch)
+    layout = dataclasses.replace(layout, micro_batch_size=batch) if layout.micro_batch_size == 1 else layout
+    plain = Parallelism(data=layout.data, zero=layout.zero, micro_batch_size=batch)
+    for field in dataclasses.fields(Parallelism):
+        stated, usual = (getattr(each, field.name) for each in (layout, plain))
+        if stated != usual:
+            raise InputError(
+                f"{graph.name} runs as replicas, its layers are not split: {field.name} is {stated}, expected {usual}"
+            )
+    if layout.gpus > 1 and graph.mode != "training":
+        raise InputError(f"{graph.name} is read for {graph.mode}; replicas train, expected mode training")
+    gpus = max(int(graph.options.get(name, 1)) for name in ("gpus", "tensor_parallel", "expert_parallel"))
+    if layout.gpus > 1 and gpus > 1:
+        raise InputError(f"{graph.name} is split over {gpus} GPUs already; only what runs on one has replicas")
+    return layout
+
+
+def _counts_of(graph: Graph, owned: float) -> dict[str, Any]:
+    """Launches of a graph's kernels by family, [kind, work, kernel]; owned: share of the optimizer's on a rank."""
+    counts, phases = {}, [WORK.index(phase) for phase in PHASES]
+    for name, batch in graph.kernels.families.items():
         counts[name] = np.zeros((KINDS, len(WORK), len(batch.row)), np.float32)
         in_phase = np.asarray(batch.phase) == np.arange(len(PHASES))[:, None]
         counts[name][0, phases] = np.where(in_phase, np.asarray(batch.count), 0.0)
-    optimizer = graph.options.get("optimizer")
-    plan = Plan(
-        model=graph.name,
-        layout=Parallelism(micro_batch_size=max(graph.batch_size, 1)),
-        dtype=graph.dtype,
-        mode=graph.mode,
-        optimizer=optimizer,
-        gradient_dtype=graph.options.get("gradient_dtype", "fp32"),
-        global_batch_size=graph.batch_size,
-        sequence_length=graph.sequence_length,
-        micro_batches=1,
-        layers=(1,) * KINDS,
-        kinds=(0,),
-        messages=(),
-        message_bytes=0.0,
-        memory=footprint(graph),
-        recipe=recipe_of(experts=graph.options.get("experts")),
-        notes=graph.notes,
-        nodes=tuple(node.name for node in graph.nodes),
+        counts[name][0, WORK.index("optimizer")] *= owned
+    return counts
+
+
+def _depth(graph: Graph) -> int:
+    """Pieces whose gradients are sent one after another: layers that repeat, else all nodes with parameters."""
+    repeats = max((float(node.repeat) for node in graph.nodes), default=1.0)
+    trained = sum(bool(node.weight_gradient) for node in graph.nodes)
+    return max(int(repeats if repeats > 1.0 else trained), 1)
+
+
+def _elements(graph: Graph) -> Weights:
+    """Parameters of a graph."""
+    held = graph.footprint
+    if graph.parameters is None and held is not None:
+        return Weights(held.weights / dtype_bytes(graph.dtype), 0.0)
+    return Weights(parameter_count(graph), 0.0)
+
+
+def _messages_of(graph: Graph, layout: Parallelism, depth: int) -> tuple[Message, ...]:
+    """Messages of a graph's parameters and gradients."""
+    if layout.gpus == 1:
+        return ()
+    every = _elements(graph)
+    trained = every if graph.trained is None else Weights(graph.trained, 0.0)
+    sizes = Sizes(
+        layers=(Layer(None, None),) * depth,
+        tokens=0.0,
+        embeds=True,
+        predicts=True,
+        weights=every,
+        trained=trained,
+        dtype=activation_dtype(graph.dtype),
+        gradient_bytes=dtype_bytes(graph.options.get("gradient_dtype", "fp32")),
     )
-    return Job(table, counts, usual_software(optimizer), plan)
+    return parameter_messages(layout, sizes)
+
+
+def _sharded_footprint(graph: Graph, layout: Parallelism) -> Footprint:
+    """Memory of one of a graph's replicas, which shard what ZeRO says; of parameters two layers are gathered."""
+    whole = footprint(graph)
+    shards = {name: layout.data if layout.zero >= since else 1 for name, since in SHARDED_SINCE.items()}
+    gathered = (2.0 * whole.weights + whole.gradients) / _depth(graph) if layout.zero == 3 else 0.0
+    return dataclasses.replace(
+        whole,
+        **{name: getattr(whole, name) / ranks for name, ranks in shards.items()},
+        runtime=whole.runtime + COMMUNICATION_BYTES,
+        buffers=whole.buffers + gathered,
+    )

@@ -61,7 +61,7 @@ class Sizes:
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
     """All messages of one stage."""
-    return (*layer_messages(model, layout, own), *parameter_messages(model, layout, own))
+    return (*layer_messages(model, layout, own), *parameter_messages(layout, own, model))
 
 
 def layer_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -69,9 +69,16 @@ def layer_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Mes
     return tuple(message for part in (_tensor, _context, _expert) for message in part(model, layout, own))
 
 
-def parameter_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
-    """Those of its parameters and their gradients."""
-    return tuple((_sharded if layout.zero == 3 else _replicated)(model, layout, own))
+def parameter_messages(layout: Parallelism, own: Sizes, model: Decoder | None = None) -> tuple[Message, ...]:
+    """Those of its parameters and their gradients.
+
+    Args:
+      layout: how the job is split.
+      own: sizes of the stage.
+      model: whose stages may share a table; None where there is one stage.
+    """
+    shared = () if model is None or layout.zero == 3 else _shared_table(model, layout, own)
+    return (*(_sharded if layout.zero == 3 else _replicated)(layout, own), *shared)
 
 
 def hidden_bytes(model: Decoder, layout: Parallelism, tokens: float, dtype: str) -> float:
@@ -140,7 +147,7 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     return _summed(found)
 
 
-def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+def _sharded(layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
     layers, narrowed = max(len(own.layers), 1), own.narrowed_bytes / max(own.weights.total, 1.0)
     sent = (
@@ -155,7 +162,7 @@ def _sharded(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
     ]
 
 
-def _replicated(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+def _replicated(layout: Parallelism, own: Sizes) -> list[Message]:
     """Gradients of a step summed over the replicas, and where the optimizer is sharded its parameters handed round."""
     found = []
     for group, parameters in own.trained.by_group(layout).items():
@@ -164,11 +171,15 @@ def _replicated(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message
             found.append(Message(op, parameters * own.gradient_bytes, group, "gradients"))
             if layout.zero:
                 found.append(Message("all_gather", parameters * dtype_bytes(own.dtype), group, "parameters"))
-    learned = own.trained == own.weights
-    if model.tied and learned and layout.pipeline > 1 and own.embeds != own.predicts:
-        table = float(model.vocabulary) * model.hidden / layout.tensor
-        found.append(Message("all_reduce", table * own.gradient_bytes, "pipeline", "gradients"))
     return found
+
+
+def _shared_table(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
+    """Gradients of an embedding that the first and the last stage share."""
+    if not (model.tied and own.trained == own.weights and layout.pipeline > 1 and own.embeds != own.predicts):
+        return []
+    table = float(model.vocabulary) * model.hidden / layout.tensor
+    return [Message("all_reduce", table * own.gradient_bytes, "pipeline", "gradients")]
 
 
 def _routed(layer: Layer) -> bool:

@@ -70,6 +70,11 @@ class Stage:
         return Part(self.weights, self.trained, saved, len(self.layers), self.narrowed_bytes)
 
 
+def is_split(config: str | Path | Mapping[str, Any]) -> bool:
+    """Whether the layers of a model are split over GPUs, as those of decoders are; others run as replicas."""
+    return model_type(language_config(read_config(config))) in (*MODEL_TYPES, "gpt2")
+
+
 def job_config(config: str | Path | Mapping[str, Any]) -> Config:
     """The config of a decoder; GPT-2's and GPT-3's in the spelling of one whose layers are written fused.
 
@@ -80,7 +85,10 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
         return gpt2.Respelled(parsed)
     kind = model_type(parsed)
     if kind not in MODEL_TYPES:
-        raise InputError(f"{parsed.name}: jobs are of decoders such as llama, qwen3 or gpt2; {kind!r} is none")
+        raise InputError(
+            f"{parsed.name}: layers of decoders such as llama, qwen3 or gpt2 are split over GPUs; {kind!r} is none, it "
+            "runs as replicas: predict --mode training --gpus N [--zero Z]"
+        )
     return parsed
 
 

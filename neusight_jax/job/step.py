@@ -277,7 +277,7 @@ def seconds_of_job(
     cluster, plan = as_cluster(machine), job.plan
     of_one, flash2 = run(predictor, cluster.gpu, job.kernels), float(plan.recipe.attention == "flash2")
     kernels, launches = _work_seconds(cluster.gpu, job.kernels, dict(of_one), dict(job.counts), flash2)
-    if plan.recipe.cuda_graphs:
+    if plan.recipe.cuda_graphs or job.kernels.launched != "eager":
         launches = jnp.zeros_like(launches)
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     between = Message("send_recv", plan.message_bytes, "pipeline", MESSAGE)

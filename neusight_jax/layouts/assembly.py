@@ -116,7 +116,7 @@ class Assembly:
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
-            real, family = rows[name] >= 0, KernelTable({name: self.table.families[name]})
+            real, family = rows[name] >= 0, KernelTable({name: self.table.families[name]}, "eager")
             kernel_s, classes = classes_once(cluster.gpu, family, {name: forecast_s}, flash2)[name]
             seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]

@@ -274,7 +274,7 @@ class Messages:
                     self._place(message, placed[message.group]),
                     message.count,
                 )
-                for message in parameter_messages(self.pieces.ask.model, layout, sizes)
+                for message in parameter_messages(layout, sizes, self.pieces.ask.model)
             ]
         return block(entries)
 

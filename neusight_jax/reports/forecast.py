@@ -94,7 +94,7 @@ def _total_line(forecast: Forecast) -> str:
     interval = "" if forecast.interval_s is None else f", {interval_text(forecast.interval_s)}"
     rates = [f"{seconds} an output token"] if forecast.mode == "decode" else []
     rates += [f"{forecast.tokens / total:,.0f} tokens/s"] if forecast.tokens else []
-    if "layout" in forecast.workload and forecast.gpus > 1:
+    if "layout" in forecast.workload and forecast.gpus > 1 and forecast.tokens:
         rates.append(f"{forecast.tokens / total / forecast.gpus:,.0f} a GPU")
     if forecast.columns:
         launches, rate = int(forecast.columns["count"].sum()), forecast.summed("flop") / total / TERA
