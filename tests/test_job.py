@@ -176,7 +176,7 @@ def test_grouped_experts_are_launched_once() -> None:
 
 def test_a_framework_has_facts_and_those_that_are_stated_win() -> None:
     assert recipe_of() == Recipe()
-    assert recipe_of("megatron").experts == "looped"
+    assert recipe_of(framework="megatron").experts == "looped"
     own = job(Parallelism(), framework="deepspeed", attention="unfused")
     assert (own.plan.recipe.attention, own.plan.recipe.bucket_elements) == ("unfused", 5e8)
     with pytest.raises(InputError, match="unknown framework 'x'"):
@@ -256,6 +256,25 @@ def test_chunks_hide_the_gradients_of_those_done_before() -> None:
         _, sooner = stage_durations(dataclasses.replace(own, messages=0.0 * own.messages), Software(), facts(plan))
         exposed.append(float(tail - sooner))
     assert exposed[1] < exposed[0]
+
+
+def test_hybrid_shards_lie_between_one_copy_and_all() -> None:
+    """Copies inside every node: no parameter crosses the network, gradients do once a step, and memory is between."""
+    whole, hybrid, few = (job(Parallelism(data=16, zero=3, shards=shards)) for shards in (0, 4, 8))
+    sums = {shards: job(Parallelism(data=16, zero=3, shards=shards)).plan.memory for shards in (0, 4, 8)}
+    assert sums[0].weights * 4 == pytest.approx(sums[4].weights)
+    assert sums[0].optimizer * 2 == pytest.approx(sums[8].optimizer)
+    slow = cluster(16, 4)
+    slow = slow.replace(topology=slow.topology.replace(nic_bytes_per_s=1e9))
+    seconds = [predict(PREDICTOR, slow, each).total_s for each in (whole, hybrid, few)]
+    assert seconds[1] < seconds[2] < seconds[0]
+    sent = {message.slot: message.group for _, message in hybrid.plan.messages}
+    assert sent == {"gather": "shards", "reduce": "shards", "gradients": "copies"}
+    same = job(Parallelism(data=16, zero=3, shards=16))
+    assert same.plan.memory == whole.plan.memory
+    for layout, words in (({"zero": 1, "shards": 4}, "needs zero 3"), ({"zero": 3, "shards": 3}, "divide .* = 16")):
+        with pytest.raises(InputError, match=words):
+            Parallelism(data=16, **layout)  # type: ignore[arg-type]
 
 
 def test_bad_jobs() -> None:

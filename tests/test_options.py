@@ -129,7 +129,13 @@ VALUES: dict[str, tuple[str, ...]] = {
         "--parameters": ("n",),
     },
     **{"--gpus": ("4", "2"), "--cluster": ("cluster.yaml",), "--pipeline-parallel": ("2",), "--data-parallel": ("2",)},
-    **{"--context-parallel": ("2",), "--chunks": ("2",), "--zero": ("1",), "--micro-batch-size": ("2",)},
+    **{
+        "--context-parallel": ("2",),
+        "--chunks": ("2",),
+        "--zero": ("1",),
+        "--shards": ("2",),
+        "--micro-batch-size": ("2",),
+    },
     **{"--global-batch-size": ("16",), "--recompute": ("full",), "--sequence-parallel": ("",)},
     **{"--checkpoint": ("other",), "--relaxation": ("1",), "--top": ("1",), "--prices": ("prices.json",)},
     **{

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -94,6 +95,7 @@ def test_groups_are_those_of_their_ranks() -> None:
         ranks = {name: members(axes) for name, axes in GROUPS.items()}
         stage = ranks["expert"]
         ranks |= {"expert": stage[: layout.expert], "expert_data": stage[:: layout.expert]}
+        ranks |= {"shards": ranks["data"][: layout.shard_ranks], "copies": ranks["data"][:: layout.shard_ranks]}
         found = {name: Group(len(own), len({rank // domain for rank in own})) for name, own in ranks.items()}
         ends = [step["pipeline"] * at for at in range(layout.pipeline)]
         crosses = len({rank // domain for rank in ends}) > 1
@@ -105,6 +107,8 @@ def test_groups_are_those_of_their_ranks() -> None:
         expert = int(random.choice([each for each in range(1, copies + 1) if copies % each == 0]))
         order = tuple(random.permutation(AXES).tolist()) if random.random() < 0.5 else AXES
         layout, domain = Parallelism(**ways, expert=expert, order=order), int(random.choice([1, 2, 4, 7, 8, 16, 72]))
+        if expert == 1:
+            layout = dataclasses.replace(layout, zero=3, shards=ways["data"])
         assert groups(layout, domain) == listed(layout, domain), (layout, domain)
 
 

@@ -235,6 +235,9 @@ class JobOptions(_Options):
     context_parallel: Annotated[int, option("GPUs a sequence is split over.")] = 1
     chunks: Annotated[int, option("Stages of one pipeline rank (interleaving).")] = 1
     zero: Annotated[int, option("What replicas shard: 0 nothing to 3 parameters too (FSDP).")] = 0
+    shards: Annotated[
+        int, option("With --zero 3, GPUs that share one copy of the parameters; fewer than all is HSDP.", metavar="N")
+    ] = 0
     micro_batch_size: Annotated[
         int | None, option("Sequences of one forward pass of a replica.", default="--batch-size")
     ] = None

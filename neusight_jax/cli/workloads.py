@@ -168,7 +168,7 @@ def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOp
     return load_named_gpu(name) if num_gpus(work) == 1 else load_named_server(name)
 
 
-_OF_REPLICAS = ("data_parallel", "zero", "micro_batch_size", "global_batch_size", "framework")
+_OF_REPLICAS = ("data_parallel", "zero", "shards", "micro_batch_size", "global_batch_size", "framework")
 """Options of jobs that replicas have too."""
 _OF_JOBS = (
     *("batch_size", "sequence_length", "mode", "dtype", "tensor_parallel", "expert_parallel"),
@@ -223,7 +223,6 @@ def _replicas_of(model: str, load: WorkloadOptions, job: JobOptions, graph: Grap
       graph: of the model, where it was read already.
     """
     from neusight_jax.job.job import job_from_graph
-    from neusight_jax.job.recipe import recipe_of
 
     splits = [name for name in ("tensor_parallel", "expert_parallel") if name in load.given()]
     facts = [name for name in job.given() if name not in (*_OF_REPLICAS, "gpus", "cluster")]
@@ -237,7 +236,7 @@ def _replicas_of(model: str, load: WorkloadOptions, job: JobOptions, graph: Grap
         if "micro_batch_size" in job.given():
             load = replace(load, batch_size=layout.micro_batch_size)
         graph = graph_of(model, load)
-    return job_from_graph(graph, layout, global_batch_size=job.global_batch_size, recipe=recipe_of(job.framework))
+    return job_from_graph(graph, layout, global_batch_size=job.global_batch_size, framework=job.framework)
 
 
 def _layout(load: WorkloadOptions, job: JobOptions) -> Parallelism:
@@ -260,6 +259,7 @@ def _layout(load: WorkloadOptions, job: JobOptions) -> Parallelism:
         expert=load.expert_parallel,
         chunks=job.chunks,
         zero=job.zero,
+        shards=job.shards,
         sequence_parallel=job.sequence_parallel,
         micro_batch_size=load.batch_size if micro is None else micro,
         recompute=job.recompute,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes
 from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE, Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, parameter_messages, stage_messages
 from neusight_jax.job.parallelism import Parallelism, recomputed
-from neusight_jax.job.recipe import Recipe, recipe_of
+from neusight_jax.job.recipe import Facts, Recipe, recipe_of
 from neusight_jax.job.stages import Stage, is_split, job_config, stage_kinds, stages
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
@@ -154,15 +154,9 @@ def job_from_config(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    framework: str | None = None,
-    attention: str | None = None,
-    experts: str | None = None,
-    cuda_graphs: bool | None = None,
-    fused_accumulation: bool | None = None,
-    bucket_elements: float | None = None,
-    overlaps: Sequence[str] | None = None,
     software: Software | None = None,
     lora: Lora | None = None,
+    **facts: Unpack[Facts],
 ) -> Job:
     """One training step of a model on `layout.gpus` GPUs: decoders split in all ways, others as replicas.
 
@@ -171,26 +165,17 @@ def job_from_config(
       layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each.
       dtype: of matrix products; optimizer: of `graph.optimizers.OPTIMIZERS`, None = no step of it.
       gradient_dtype: in which gradients are accumulated and sent.
-      framework: of `recipe.FRAMEWORKS`, whose defaults hold for what follows; None = those of `Recipe`.
-      attention to overlaps: facts of the recipe, see `recipe.Recipe`; None = as the framework does.
       software: numbers of the framework; None = those learned from measured steps.
       lora: adapters that alone are trained, None = all weights are.
+      facts: of the recipe, by the names of `recipe.Facts`, such as framework="megatron" or attention="flash2".
     Raises: `InputError` for a layout, batch or model that cannot be used.
     """
     check_options(optimizer, mode)
-    recipe = recipe_of(
-        framework,
-        attention=attention,
-        experts=experts,
-        cuda_graphs=cuda_graphs,
-        fused_accumulation=fused_accumulation,
-        bucket_elements=bucket_elements,
-        overlaps=overlaps,
-    )
+    recipe = recipe_of(**facts)
     if not is_split(config):
-        load = {"optimizer": optimizer, "gradient_dtype": gradient_dtype, "lora": lora}
-        graph = graph_from_config(config, layout.micro_batch_size, sequence_length, mode, dtype, **load)
-        return job_from_graph(graph, layout, global_batch_size=global_batch_size, recipe=recipe, software=software)
+        load = (config, layout.micro_batch_size, sequence_length, mode, dtype)
+        graph = graph_from_config(*load, optimizer=optimizer, gradient_dtype=gradient_dtype, lora=lora)
+        return job_from_graph(graph, layout, global_batch_size=global_batch_size, software=software, **facts)
     parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
@@ -314,7 +299,7 @@ def parameter_kernels(
       added_bytes: of a gradient that is added to a sum, 0 = none; tensor_cores: as in `optimizers.flat_stream`.
     """
     if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
-        shards = layout.data * layout.context if layout.zero == 3 else 1
+        shards = layout.shard_ranks if layout.zero == 3 else 1
         moved = 2.0 + 2.0 * added_bytes
         yield WORK.index("weight_gradient"), flat_stream(trained.total / shards, moved, tensor_cores)
     if optimizer is not None:
@@ -362,8 +347,8 @@ def job_from_graph(
     layout: Parallelism | None = None,
     *,
     global_batch_size: int | None = None,
-    recipe: Recipe | None = None,
     software: Software | None = None,
+    **facts: Unpack[Facts],
 ) -> Job:
     """One training step of any graph on `layout.data` replicas, whose gradients are summed; of one rank by default.
 
@@ -376,8 +361,8 @@ def job_from_graph(
       layout: replicas and what they shard; a model that is read as a graph is not split in another way.
       global_batch_size: sequences of a step; None = one micro-batch of each replica. Of a graph that does not know its
         batch, micro-batches.
-      recipe: facts of the framework, None = those of none in particular.
       software: numbers of the framework, None = those learned from measured steps.
+      facts: of the recipe, as `job_from_config`.
     Raises: `InputError` for a graph that is not trained, or a layout that splits it.
     """
     layout = _replicas(graph, layout)
@@ -386,9 +371,10 @@ def job_from_graph(
     memory = footprint(graph) if layout.gpus == 1 else _sharded_footprint(graph, layout)
     depth = _depth(graph)
     gradient_dtype = graph.options.get("gradient_dtype", "fp32")
+    stated: Facts = {"experts": graph.options.get("experts"), **facts}
     return Job(
         table,
-        _counts_of(graph, 1.0 / layout.data if layout.zero else 1.0),
+        _counts_of(graph, 1.0 / layout.shard_ranks if layout.zero else 1.0),
         software or usual_software(optimizer if graph.launched == "eager" else None),
         Plan(
             model=graph.name,
@@ -405,7 +391,7 @@ def job_from_graph(
             messages=tuple((0, message) for message in _messages_of(graph, layout, depth)),
             message_bytes=0.0,
             memory=memory,
-            recipe=recipe or recipe_of(experts=graph.options.get("experts")),
+            recipe=recipe_of(**stated),
             notes=graph.notes,
             nodes=tuple(node.name for node in graph.nodes),
         ),
@@ -418,7 +404,7 @@ def _replicas(graph: Graph, layout: Parallelism | None) -> Parallelism:
     if layout is None:
         return Parallelism(micro_batch_size=batch)
     layout = dataclasses.replace(layout, micro_batch_size=batch) if layout.micro_batch_size == 1 else layout
-    plain = Parallelism(data=layout.data, zero=layout.zero, micro_batch_size=batch)
+    plain = Parallelism(data=layout.data, zero=layout.zero, shards=layout.shards, micro_batch_size=batch)
     for field in dataclasses.fields(Parallelism):
         stated, usual = (getattr(each, field.name) for each in (layout, plain))
         if stated != usual:
@@ -481,7 +467,7 @@ def _messages_of(graph: Graph, layout: Parallelism, depth: int) -> tuple[Message
 def _sharded_footprint(graph: Graph, layout: Parallelism) -> Footprint:
     """Memory of one of a graph's replicas, which shard what ZeRO says; of parameters two layers are gathered."""
     whole = footprint(graph)
-    shards = {name: layout.data if layout.zero >= since else 1 for name, since in SHARDED_SINCE.items()}
+    shards = {name: layout.shard_ranks if layout.zero >= since else 1 for name, since in SHARDED_SINCE.items()}
     gathered = (2.0 * whole.weights + whole.gradients) / _depth(graph) if layout.zero == 3 else 0.0
     return dataclasses.replace(
         whole,

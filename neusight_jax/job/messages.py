@@ -154,12 +154,16 @@ def _sharded(layout: Parallelism, own: Sizes) -> list[Message]:
         ("all_gather", own.weights, dtype_bytes(own.dtype) - narrowed, "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
-    return [
-        Message(op, elements / layers * size, group, slot, layers)
+    found = [
+        Message(op, elements / layers * size, "shards" if layout.shards else group, slot, layers)
         for op, weights, size, slot in sent
         for group, elements in weights.by_group(layout).items()
         if elements > 0.0
     ]
+    if layout.shards:  # each rank sums its shard with those that hold the same
+        shard_bytes = own.trained.total / layout.shards * own.gradient_bytes
+        found.append(Message("all_reduce", shard_bytes, "copies", "gradients"))
+    return found
 
 
 def _replicated(layout: Parallelism, own: Sizes) -> list[Message]:

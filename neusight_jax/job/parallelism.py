@@ -26,6 +26,8 @@ AGAIN: tuple[str, ...] = (*REBUILT, "full")
 """Work that is run again: operators by themselves, and whole layers."""
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 """Orders of micro-batches on a pipeline; with several chunks 1f1b means interleaved."""
+OFF: tuple[str, ...] = ("zero", "shards")
+"""Numbers of a layout that are 0 where nothing of the kind is done; all others are 1."""
 AXES: tuple[str, ...] = ("tensor", "context", "data", "pipeline")
 """Ways a job is split whose product is the number of GPUs, from neighbours to the farthest apart."""
 
@@ -39,6 +41,8 @@ class Parallelism(Record):
       expert: ranks the experts are split over; they lie inside tensor · context · data. Above 1 an expert is whole.
       chunks: stages of one pipeline rank (interleaving).
       zero: what the data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP).
+      shards: with zero 3, neighbouring ranks that share one copy of the parameters, 0 = all of them; fewer is hybrid
+        sharding (HSDP), whose copies sum their gradients once a step.
       sequence_parallel: norms and residuals are split over the tensor-parallel ranks.
       micro_batch_size: sequences of one forward pass of one replica.
       recompute: as `RECOMPUTE` says; schedule: one of `SCHEDULES`.
@@ -52,6 +56,7 @@ class Parallelism(Record):
     expert: int = 1
     chunks: int = 1
     zero: int = 0
+    shards: int = 0
     sequence_parallel: bool = False
     micro_batch_size: int = 1
     recompute: str = "none"
@@ -63,7 +68,7 @@ class Parallelism(Record):
             value = getattr(self, item.name)
             if item.type != "int":
                 continue
-            if not is_whole(value) or value < (item.name != "zero"):
+            if not is_whole(value) or value < (item.name not in OFF):
                 raise InputError(f"{item.name} is {value!r}, expected a positive whole number")
             object.__setattr__(self, item.name, int(value))  # whole numbers of NumPy too
         recomputed(self.recompute)
@@ -77,6 +82,12 @@ class Parallelism(Record):
             raise InputError(
                 f"expert={self.expert} does not divide tensor · context · data = {self.replica_ranks}; give a divisor"
             )
+        copies = self.data * self.context
+        if self.shards and (self.zero != 3 or self.expert > 1 or copies % self.shards):
+            raise InputError(
+                f"shards={self.shards} needs zero 3, expert 1 and to divide data · context = {copies}; leave shards "
+                "at 0 for one copy of the parameters"
+            )
         if self.chunks > 1 and (self.pipeline == 1 or self.schedule not in ("1f1b", "interleaved")):
             raise InputError(f"chunks={self.chunks} needs pipeline > 1 and schedule interleaved; leave chunks at 1")
 
@@ -89,6 +100,11 @@ class Parallelism(Record):
     def replica_ranks(self) -> int:
         """Ranks of one pipeline stage."""
         return self.tensor * self.context * self.data
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that share what ZeRO shards."""
+        return self.shards or self.data * self.context
 
     @property
     def stages(self) -> int:
@@ -195,11 +211,14 @@ def strides(layout: Parallelism) -> dict[str, int]:
 def groups(layout: Parallelism, gpus_per_domain: int) -> dict[str, Group]:
     """The group of each kind that rank 0 is in, and two neighbours of the pipeline ("pipeline").
 
-    Experts take the nearest ranks of their stage; the replicas of an expert ("expert_data") the rest of it.
+    Experts take the nearest ranks of their stage; the replicas of an expert ("expert_data") the rest of it. Likewise
+    "shards" share one copy of the parameters, and "copies" hold the same of it.
     """
     members = {name: _members(layout, axes) for name, axes in GROUPS.items()}
     stage = members["expert"]
     members |= {"expert": stage[: layout.expert], "expert_data": stage[:: layout.expert]}
+    copies = members["data"]
+    members |= {"shards": copies[: layout.shard_ranks], "copies": copies[:: layout.shard_ranks]}
     found = {name: _spanned(ranks, gpus_per_domain) for name, ranks in members.items()}
     # A message of the pipeline crosses domains wherever one of its neighbours does.
     step = strides(layout)["pipeline"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.configs.shard import EXPERTS
@@ -66,12 +67,28 @@ FRAMEWORKS: dict[str, Recipe] = {
 """Recipes by framework, as their public code has them by default."""
 
 
-def recipe_of(framework: str | None = None, **stated: Any) -> Recipe:
-    """The recipe of a framework, None = of none in particular, with the facts that are stated (not None) in its place.
+class Facts(TypedDict, total=False):
+    """What a user may state of a recipe: a framework of `FRAMEWORKS`, and fields of `Recipe` that it does otherwise.
+
+    None says nothing.
+    """
+
+    framework: str | None
+    attention: str | None
+    experts: str | None
+    cuda_graphs: bool | None
+    fused_accumulation: bool | None
+    bucket_elements: float | None
+    overlaps: Sequence[str] | None
+
+
+def recipe_of(**facts: Unpack[Facts]) -> Recipe:
+    """The recipe of a framework, or of none in particular, with the facts that are stated in its place.
 
     Raises: `InputError` for an unknown framework, or unusable facts.
     """
+    stated: dict[str, Any] = {name: value for name, value in facts.items() if value is not None}
+    framework = stated.pop("framework", None)
     if framework is not None and framework not in FRAMEWORKS:
         raise unknown_name("framework", framework, FRAMEWORKS)
-    facts = {name: value for name, value in stated.items() if value is not None}
-    return replace(Recipe() if framework is None else FRAMEWORKS[framework], **facts)
+    return replace(Recipe() if framework is None else FRAMEWORKS[framework], **stated)

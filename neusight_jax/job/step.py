@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,7 @@ def row_seconds(
         row=np.arange(len(rows)),
     )
     if not np.any(ranks > 1):
-        return np.zeros(len(rows), np.float32)
+        return cast(Array, np.zeros(len(rows), np.float32))
     seconds = jnp.asarray(run(predictor, cluster, KernelTable({COLLECTIVE.name: batch}))[COLLECTIVE.name])
     return jnp.where(ranks > 1, seconds[: len(rows)], 0.0)
 
@@ -286,7 +286,7 @@ def seconds_of_job(
     share = np.zeros((KINDS, len(SLOTS), len(listed)), np.float32)
     for at, (kind, message) in enumerate(plan.messages):
         share[kind, SLOTS.index(message.slot), at] = message.count
-    sent = share @ each[:-1]
+    sent: Any = share @ each[:-1]
     return Seconds(kernels, launches, sent, each[-1])
 
 

@@ -34,7 +34,7 @@ class Weights(NamedTuple):
         """How many a rank keeps: its shard of them, or all."""
         if not sharded:
             return self.total
-        copies = {"data": layout.data * layout.context, "expert_data": layout.replica_ranks / layout.expert}
+        copies = {"data": layout.shard_ranks, "expert_data": layout.replica_ranks / layout.expert}
         return sum(elements / copies[group] for group, elements in self.by_group(layout).items())
 
 

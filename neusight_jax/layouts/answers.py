@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -25,7 +25,7 @@ from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, pr
 from neusight_jax.job.flop import step_flop
 from neusight_jax.job.job import Job, check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
-from neusight_jax.job.recipe import recipe_of
+from neusight_jax.job.recipe import Facts, recipe_of
 from neusight_jax.job.stages import check_lora, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
@@ -219,13 +219,6 @@ def parallelize(
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
-    framework: str | None = None,
-    attention: str | None = None,
-    experts: str | None = None,
-    cuda_graphs: bool | None = None,
-    fused_accumulation: bool | None = None,
-    bucket_elements: float | None = None,
-    overlaps: Sequence[str] | None = None,
     software: Software | None = None,
     lora: Lora | None = None,
     space: Space | None = None,
@@ -234,6 +227,7 @@ def parallelize(
     top: int = 5,
     notes: Sequence[str] = (),
     console: Console | None = None,
+    **facts: Unpack[Facts],
 ) -> Layouts:
     """The layouts of a training job that fit, fastest first.
 
@@ -242,7 +236,7 @@ def parallelize(
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
-      model, dtype to lora: as `nj.job_from_config`.
+      model, dtype to lora, facts: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
       run: also what a whole run of such steps takes and costs.
       top: layouts of every machine that are returned; notes: for the report;
@@ -251,15 +245,7 @@ def parallelize(
     """
     priced = prices_of(prices)
     check_options(optimizer)
-    recipe = recipe_of(
-        framework,
-        attention=attention,
-        experts=experts,
-        cuda_graphs=cuda_graphs,
-        fused_accumulation=fused_accumulation,
-        bucket_elements=bucket_elements,
-        overlaps=overlaps,
-    )
+    recipe = recipe_of(**facts)
     config, sequence = job_config(model), whole("sequence_length", sequence_length)
     batch = whole("global_batch_size", global_batch_size)
     split = read_decoder(config, sequence)

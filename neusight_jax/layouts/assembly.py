@@ -117,7 +117,7 @@ class Assembly:
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
         for name, forecast_s in by_family.items():
             real, family = rows[name] >= 0, KernelTable({name: self.table.families[name]}, "eager")
-            kernel_s, classes = classes_once(cluster.gpu, family, {name: forecast_s}, flash2)[name]
+            kernel_s, classes = classes_once(cluster.gpu, family, {name: jnp.asarray(forecast_s)}, flash2)[name]
             seconds[rows[name][real]] = np.asarray(kernel_s)[real]
             marks[:, rows[name][real]] = np.asarray(classes)[:, real]
         message_s = np.asarray(row_seconds(predictor, cluster, self.messages, forecast), np.float64)

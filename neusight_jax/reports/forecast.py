@@ -12,13 +12,14 @@ from rich.console import RenderableType
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.job.parallelism import OFF
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.text import headed, interval_text, run_cells, run_line, table
 from neusight_jax.units import GIB, GIGA, MIB, MS, TERA, counted, duration, energy_text, with_unit
 from neusight_jax.workloads import workload_text
 
-WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero")
+WAYS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "zero", "shards")
 """Ways a job is split."""
 NAMES = {
     "compute_s": "compute",
@@ -41,7 +42,7 @@ def head(forecast: Forecast) -> str:
 
 def layout_text(layout: Mapping[str, Any]) -> str:
     """The ways a job is split, in one line."""
-    return ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name != "zero")) or "one GPU"
+    return ", ".join(f"{name} {layout[name]}" for name in WAYS if layout[name] != (name not in OFF)) or "one GPU"
 
 
 def tables(forecast: Forecast) -> RenderableType:

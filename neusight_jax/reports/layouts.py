@@ -107,7 +107,9 @@ def _recipe_cells(machine: Machine, currency: str) -> dict[str, str]:
 def layout_text(layout: Mapping[str, Any]) -> str:
     """A layout in a few words."""
     words = [f"{short}{layout[name]}" for name, short in WAYS.items() if layout[name] > 1]
-    words += [f"ZeRO-{layout['zero']}"] * (layout["zero"] > 0) + [f"{layout['chunks']} chunks"] * (layout["chunks"] > 1)
+    words += [f"ZeRO-{layout['zero']}"] * (layout["zero"] > 0)
+    words += [f"over {layout['shards']}"] * (layout["shards"] > 0)
+    words += [f"{layout['chunks']} chunks"] * (layout["chunks"] > 1)
     words += ["SP"] * layout["sequence_parallel"] + [f"micro-batch {layout['micro_batch_size']}"]
     if layout["recompute"] != "none":
         words.append(f"recompute {layout['recompute']}")

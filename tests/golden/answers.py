@@ -51,6 +51,7 @@ def _jobs() -> Iterator[Question]:
     yield {**DENSE, "data": 8}
     for zero in (1, 2, 3):
         yield {**DENSE, "data": 8, "zero": zero, "micro_batch_size": 2}
+    yield {**DENSE, "data": 8, "zero": 3, "shards": 4}
     yield {**DENSE, "tensor": 8}
     yield {**DENSE, "tensor": 8, "sequence_parallel": True}
     yield {**DENSE, "tensor": 4, "data": 2, "zero": 1, "sequence_parallel": True}
