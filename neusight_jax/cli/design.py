@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,14 +56,22 @@ _TARGET = "Only say the least value of the one free field that meets this latenc
 
 
 Base = Annotated[str, option("The machine to start from: a name, or a JSON or YAML file.")]
-Fixed = Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")]
-Costs = Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")]
-Pareto = Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")]
-Starts = Annotated[int, option("Descents at once.")]
-Steps = Annotated[int, option("Of each descent.")]
-Rounds = Annotated[int, option("Of exact refinement, 64 candidates each.")]
-Seed = Annotated[int, option("Equal seeds give equal answers.")]
-Output = Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Search: what `design` and `codesign` share beside their objective and limits."""
+
+    fixed: Annotated[list[str] | None, option(_FIXED, "--set", metavar="FIELD=X")] = None
+    costs: Annotated[Path | None, option("Coefficients of the cost model, a JSON or YAML file.")] = None
+    pareto: Annotated[str | None, option("Also a front: N limits on this metric.", metavar="METRIC=LO:HI:N")] = None
+    starts: Annotated[int, option("Descents at once.")] = 3
+    steps: Annotated[int, option("Of each descent.")] = 15
+    rounds: Annotated[int, option("Of exact refinement, 64 candidates each.")] = 16
+    seed: Annotated[int, option("Equal seeds give equal answers.")] = 0
+    output: Annotated[Path | None, option("A folder for design.json and report.html; new or empty.")] = None
+    report: ReportFile = None
+    as_json: AsJson = False
 
 
 @takes_workload
@@ -73,22 +81,13 @@ def design(
     free: Annotated[list[str], option(_FREE, metavar="FIELD=LO:HI[:STEP]")],
     budget: Annotated[list[str] | None, option(_BUDGET, metavar="METRIC<=X")] = None,
     objective: Annotated[str, option(_OBJECTIVE)] = "latency",
-    fixed: Fixed = None,
-    costs: Costs = None,
-    pareto: Pareto = None,
     target: Annotated[str | None, option(_TARGET, metavar="TIME")] = None,
     *,
     load: WorkloadOptions,
     job: JobOptions,
     serving: ServiceOptions,
     checkpoint: WorkloadCheckpoint = None,
-    starts: Starts = 3,
-    steps: Steps = 15,
-    rounds: Rounds = 16,
-    seed: Seed = 0,
-    output: Output = None,
-    report: ReportFile = None,
-    as_json: AsJson = False,
+    search: SearchOptions,
 ) -> None:
     """Search the machine that does best for models under budgets; peaks follow SM count and clock.
 
@@ -98,34 +97,24 @@ def design(
     MODEL may carry its own workload, any option of it and a weight:
     gpt3-xl,mode=training,batch_size=2,sequence_length=2048,weight=2
     """
-    if output is not None:
-        _require_writable(output)
+    _require_writable(search.output)
     from neusight_jax.cli.workloads import numbers
     from neusight_jax.hardware.cluster import gpu_of
 
-    ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
+    ranges, budgets, fixed = [_free(text) for text in free], _budgets(budget), search.fixed or ()
     if job.cluster is not None:
         raise InputError("--cluster has a GPU of its own; give --base, --gpus, and --set for figures of its links")
-    served = gpu_of(_base(base, fixed or (), ())[1]) if serving.slo else None
+    served = gpu_of(_base(base, fixed, ())[1]) if serving.slo else None
     loads = [_load(text, load, serving, served, job) for text in models]
-    name, machine = _base(base, fixed or (), loads if served is None else ())
+    name, machine = _base(base, fixed, loads if served is None else ())
     ask, header = _asking(machine, name, ranges, loads, checkpoint)
     if target is not None:
         if len(ranges) != 1 or len(models) != 1 or budgets or serving.slo:
             raise InputError("--target answers for one model, one --free field, no --budget and no --slo")
         target_s = numbers("--target", target, [target], "latency_s")[0]
-        _show_target(_target(ask(), target_s), header, as_json)
+        _show_target(_target(ask(), target_s), header, search.as_json)
         return
-    _search(
-        ask,
-        machine,
-        header,
-        (objective, budgets, costs, pareto),
-        (starts, steps, rounds, seed),
-        report,
-        output,
-        as_json,
-    )
+    _search(ask, machine, header, objective, budgets, search)
 
 
 @takes_workload
@@ -136,73 +125,52 @@ def codesign(
     budget: Annotated[list[str] | None, option(_LIMITS, metavar="METRIC<=X")] = None,
     objective: Annotated[str, option(_GOALS)] = "latency",
     loss: Annotated[str, option("Law of the loss: besiroglu, hoffmann, or none.")] = "besiroglu",
-    fixed: Fixed = None,
-    costs: Costs = None,
-    pareto: Pareto = None,
     *,
     use: ModelOptions,
     checkpoint: WorkloadCheckpoint = None,
-    starts: Starts = 3,
-    steps: Steps = 15,
-    rounds: Rounds = 16,
-    seed: Seed = 0,
-    output: Output = None,
-    report: ReportFile = None,
-    as_json: AsJson = False,
+    search: SearchOptions,
 ) -> None:
     """Search the sizes of a decoder for a GPU, or both together, with a law of the loss that they reach."""
-    if output is not None:
-        _require_writable(output)
-    from dataclasses import asdict
+    _require_writable(search.output)
 
     from neusight_jax.designs.model import model_use
     from neusight_jax.hardware.cluster import gpu_of
 
-    ranges, budgets = [_free(text) for text in free], dict(_budget(text) for text in budget or ())
-    name, machine = _base(base, fixed or (), ())
+    ranges, budgets = [_free(text) for text in free], _budgets(budget)
+    name, machine = _base(base, search.fixed or (), ())
     load = model_use(model, gpu_of(machine), loss=None if loss == "none" else loss, **asdict(use))
     ask, header = _asking(machine, name, ranges, [load], checkpoint)
-    _search(
-        ask,
-        machine,
-        header,
-        (objective, budgets, costs, pareto),
-        (starts, steps, rounds, seed),
-        report,
-        output,
-        as_json,
-    )
+    _search(ask, machine, header, objective, budgets, search)
 
 
 def _search(
     ask: Callable[..., Problem],
     machine: Machine,
     header: dict[str, Any],
-    question: tuple[str, dict[str, float], Path | None, str | None],
-    effort: tuple[int, int, int, int],
-    report: Path | None,
-    output: Path | None,
-    as_json: bool,
+    objective: str,
+    budgets: dict[str, float],
+    options: SearchOptions,
 ) -> None:
     """Search, and show what was found.
 
     Args:
       ask: makes the problem.
-      machine: the base; header: names that results begin with.
-      question: objective, budgets, file of costs, front.
-      effort: starts, steps, rounds and seed.
-      report, output, as_json: where the answer goes.
+      machine: the base.
+      header: names that results begin with.
+      objective: what is made small or large.
+      budgets: limits by metric.
+      options: of the command line.
     """
     from neusight_jax.designs.answers import answer, infeasible_note, read_costs
     from neusight_jax.designs.answers import pareto as front_of
     from neusight_jax.designs.search import Search, Settings
+    from neusight_jax.reports.design import front_table
 
-    objective, budgets, costs, pareto = question
-    starts, steps, rounds, seed = effort
-    metric, limits = _front(pareto, budgets)
-    model = read_costs(costs, machine) if costs is not None else None
-    settings = Settings(starts=starts, steps=steps, rounds=rounds)
-    search = Search(ask(objective=objective, budgets=budgets, costs=model), settings)
+    seed = options.seed
+    metric, limits = _front(options.pareto, budgets)
+    costs = None if options.costs is None else read_costs(options.costs, machine)
+    settings = Settings(starts=options.starts, steps=options.steps, rounds=options.rounds)
+    search = Search(ask(objective=objective, budgets=budgets, costs=costs), settings)
     with busy("searching"):
         best = answer(search, search.run(seed), seed)
         front = front_of(search, metric, limits, seed) if metric else []
@@ -210,30 +178,16 @@ def _search(
         best = replace(best, notes=(*best.notes, infeasible_note(metric, limits)))
     content = {**best.to_dict(), "objective": objective, **_pareto_content(best, front, metric)}
     about = {**header, "front": front, "metric": metric}
-    report_to(report, best, **about)
-    _publish(best, content, header, about, output, as_json)
-
-
-def _publish(
-    best: Design,
-    content: dict[str, Any],
-    header: dict[str, Any],
-    about: dict[str, Any],
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Show what was found, and write the folder where one is asked for."""
-    from neusight_jax.reports.design import front_table
-
-    if output is not None:
-        _write(output, {"schema": content["schema"], **header, **content}, best, about)
-        remark(f"wrote {output}/design.json and {output}/report.html")
-    if as_json:
+    report_to(options.report, best, **about)
+    if options.output is not None:
+        _write(options.output, {"schema": content["schema"], **header, **content}, best, about)
+        remark(f"wrote {options.output}/design.json and {options.output}/report.html")
+    if options.as_json:
         show_json(content, **header)
         return
     show(best)
-    if about["front"]:
-        show(front_table(about["front"], about["metric"], best.notes))
+    if front:
+        show(front_table(front, metric, best.notes))
 
 
 def _pareto_content(best: Design, front: list[Design], metric: str) -> dict[str, Any]:
@@ -307,7 +261,10 @@ def _show_target(content: dict[str, Any], header: dict[str, Any], as_json: bool)
         typer.echo(f"note: {note}")
 
 
-def _require_writable(output: Path) -> None:
+def _require_writable(output: Path | None) -> None:
+    """`InputError` where a folder cannot be written, before the work begins."""
+    if output is None:
+        return
     from neusight_jax.files import refuse_existing
     from neusight_jax.reports.page import require_report
 
@@ -337,13 +294,17 @@ def _free(text: str) -> Range:
     return Range(field, low, high, step=step[0] if step else 0.0)
 
 
-def _budget(text: str) -> tuple[str, float]:
+def _budgets(texts: Sequence[str] | None) -> dict[str, float]:
+    """Limits of a command line by metric."""
     from neusight_jax.cli.workloads import numbers
 
-    metric, sign, value = text.partition("<=")
-    if not sign or not metric.strip():
-        raise InputError(f"--budget {text!r}: expected METRIC<=X, e.g. --budget 'area_mm2<=800'")
-    return metric.strip(), numbers("--budget", text, [value], metric.strip())[0]
+    budgets = {}
+    for text in texts or ():
+        metric, sign, value = text.partition("<=")
+        if not sign or not metric.strip():
+            raise InputError(f"--budget {text!r}: expected METRIC<=X, e.g. --budget 'area_mm2<=800'")
+        budgets[metric.strip()] = numbers("--budget", text, [value], metric.strip())[0]
+    return budgets
 
 
 def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple[str, Machine]:
