@@ -164,7 +164,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--rollouts": ("4",), "--response-tokens": ("64",), "--kw": ("100",)},
     **{"--loss": ("hoffmann",), "--training-tokens": ("1e7",), "--served-tokens": ("1e10",)},
     **{"--training-gpus": ("4",)},
-    **{"--energy": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
+    **{"--energy": ("",), "--gradients": ("",), "--tokens": ("2B",), "--epochs": ("3",)},
     **{"--mtbf-hours": ("2e4",), "--checkpoint-s": ("30",), "--restart-s": ("600",)},
     **{"--electricity": ("0.12",), "--pue": ("1.2",), "--host-watts": ("150",)},
     **{"--engine": ("sglang",), "--to": ("L40S",), "--from": ("L40S",), "--select": ("zero",), "--plain": ("",)},

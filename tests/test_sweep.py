@@ -28,15 +28,17 @@ from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.variant import vary
 from neusight_jax.kernels.table import Kernel, distinct
 from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.sweeps import run as run_module
 from neusight_jax.sweeps.devices import Processes, join_processes
 from neusight_jax.sweeps.parts import Parts
 from neusight_jax.sweeps.space import BLOCK, Grid, Range, Samples
-from neusight_jax.workloads import combined, workload
+from neusight_jax.workloads import combined, usual_machine, workload
 
 HOME = Path(nj.__file__).resolve().parents[1]
 MEMORY = Range("mem_bytes_per_s", 1e11, 1e13, count=5)
 SMS = Range("num_sms", 10, 160, count=4)
+JOB: dict[str, Any] = {"global_batch_size": 2, "sequence_length": 16, "dtype": "fp32", "optimizer": None}
 TINY = ("bert-tiny", "--gpu", "T4", "--batch-size", "2", "--sequence-length", "16")
 
 
@@ -47,6 +49,30 @@ def test_a_grid_is_every_combination() -> None:
     assert list(points["num_sms"][::5]) == [10, 25, 63, 160]  # 10 · 16^(i/3), whole
     np.testing.assert_allclose(points["mem_bytes_per_s"][:5], [1e11, 10**11.5, 1e12, 10**12.5, 1e13])
     assert len({tuple(row) for row in np.stack(list(points.values()), 1)}) == 20
+
+
+def test_slopes_of_every_row_are_those_of_its_field(tmp_path: Path) -> None:
+    """Each slope is the difference of the same sweep a little to either side; also of a job."""
+    predictor, gpus = RooflinePredictor(), {"T4": nj.load_gpu("T4")}
+    works = [nj.graph_from_config("bert-tiny", 2, 16), nj.job_from_config("bert-tiny", nj.Parallelism(data=2), **JOB)]
+    space = Samples((Range("mem_bytes_per_s", 1e11, 1e12), Range("clock_hz", 1e9, 2e9)), 4)
+    frame = nj.sweep(predictor, gpus, works, space, tmp_path / "slopes", gradients=True).to_frame()
+    plain = nj.sweep(predictor, gpus, works, space, tmp_path / "plain").to_frame()
+    np.testing.assert_allclose(frame["seconds"], plain["seconds"], rtol=1e-5)
+    for place, row in frame.iterrows():
+        work = works[row["workload"]]
+        point = {name: float(row[name]) for name in ("mem_bytes_per_s", "clock_hz")}
+        base = usual_machine("T4", gpus["T4"], work)
+        asked = work.kernels if isinstance(work, Graph) else work
+        for name in point:
+            ends = [
+                float(nj.latency(predictor, vary(base, {**point, name: point[name] * factor}), asked))
+                for factor in (0.99, 1.01)
+            ]
+            difference = (ends[1] - ends[0]) / (0.02 * point[name])
+            assert row[f"slope_{name}"] == pytest.approx(
+                difference, rel=0.05, abs=1e-3 * row["seconds"] / point[name]
+            ), place
 
 
 @pytest.mark.parametrize("method", ["sobol", "random"])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _GRID = "N values of a field, even in log; all combinations."
 _ENERGY = "Also write energy_j of a step and power_w, of all GPUs: it takes about twice as long."
+_GRADIENTS = "Also write slope_FIELD, seconds per unit of each field: up to four times as long."
 _LENGTHS = "One or several; each one number, or for decoders one for each request: 512,2048."
 
 
@@ -51,6 +52,7 @@ def sweep(
     checkpoint: WorkloadCheckpoint = None,
     relaxation: Relaxation = 0.0,
     energy: Annotated[bool, option(_ENERGY, "--energy")] = False,
+    gradients: Annotated[bool, option(_GRADIENTS, "--gradients")] = False,
     chunk: Annotated[int, option("Machines in one call; memory grows with it.")] = 2048,
     resume: Annotated[bool, option("Go on where an interrupted sweep stopped.", "--resume")] = False,
     coordinator: Annotated[str | None, option("Process 0, to share the work.", metavar="HOST:PORT")] = None,
@@ -72,7 +74,7 @@ def sweep(
         for batch in batch_size or (load.batch_size,)
         for positions in sequence_length or (load.sequence_length,)
     ]
-    how = {"chunk": chunk, "relaxation": relaxation, "resume": resume, "energy": energy}
+    how = {"chunk": chunk, "relaxation": relaxation, "resume": resume, "energy": energy, "gradients": gradients}
     join = (coordinator, num_processes, process_id)
     if job.cluster is not None:
         raise InputError("--cluster is of one machine; name base machines with --gpu, and how many with --gpus")

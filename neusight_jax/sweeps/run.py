@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from neusight_jax.job.job import Job
 
+EXTRAS: tuple[str, ...] = ("energy", "gradients")
+"""What the rows of a sweep may have beside their seconds."""
 CHUNK = 2048
 """Machines in one program call, and in one file of an unfinished sweep."""
 
@@ -89,23 +91,30 @@ class _Chunk:
     first: int
 
 
-@functools.partial(jax.jit, static_argnames="energy")
+@functools.partial(jax.jit, static_argnames="extras")
 def _forecasts(
     predictor: Predictor,
     base: Machine,
     figures: Mapping[str, Array],
     work: KernelTable | Job,
     relaxation: Relaxation,
-    energy: bool,
+    extras: tuple[str, ...],
 ) -> dict[str, Float[Array, " gpu"]]:
-    """Columns of a sweep: seconds, and where they are asked joules of all GPUs and their mean watts."""
+    """Columns of a sweep: seconds, with the `EXTRAS` that are asked for."""
+
+    def seconds_at(point: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
+        machine = vary(base, point)
+        if "energy" not in extras:
+            return latency(predictor, machine, work, relaxation=relaxation), {}
+        seconds, joules = seconds_and_joules(predictor, machine, work, relaxation=relaxation)
+        return seconds, {"energy_j": joules, "power_w": joules / seconds}
 
     def one(point: Mapping[str, Array]) -> dict[str, Array]:
-        machine = vary(base, point)
-        if not energy:
-            return {"seconds": latency(predictor, machine, work, relaxation=relaxation)}
-        seconds, joules = seconds_and_joules(predictor, machine, work, relaxation=relaxation)
-        return {"seconds": seconds, "energy_j": joules, "power_w": joules / seconds}
+        if "gradients" not in extras:
+            seconds, power = seconds_at(point)
+            return {"seconds": seconds, **power}
+        (seconds, power), slopes = jax.value_and_grad(seconds_at, has_aux=True)(point)
+        return {"seconds": seconds, **power, **{f"slope_{name}": slope for name, slope in slopes.items()}}
 
     return jax.vmap(one)(figures)
 
@@ -121,6 +130,7 @@ def sweep(
     relaxation: float = 0.0,
     resume: bool = False,
     energy: bool = False,
+    gradients: bool = False,
     label: str = "",
     notes: Sequence[str] = (),
     console: Console | None = None,
@@ -134,12 +144,15 @@ def sweep(
       works: the workloads: graphs, and jobs on clusters of so many of each base.
       space: a `Grid` or `Samples`.
       output: the Parquet file: sample, gpu, workload (its place among the `workloads` of the file's metadata), model,
-        mode, dtype, batch_size, sequence_length, the fields, `seconds`, and with `energy` `energy_j` and `power_w`.
+        mode, dtype, batch_size, sequence_length, the fields, `seconds`; with `energy` `energy_j` and `power_w`; with
+        `gradients` `slope_FIELD` of every field.
       chunk: machines in one call; memory grows with it.
       relaxation: see `latency.kernel_latency`; 0 = exact.
       resume: go on with an interrupted sweep that was asked the same.
       energy: whether every row has joules of a step and mean watts too, of all GPUs; it then takes about twice as
         long.
+      gradients: whether every row has its slopes too: seconds per unit of each field, peaks following SM count and
+        clock; it then takes up to four times as long.
       label: what made the predictor, e.g. the checkpoint's name; resuming with another is refused.
       notes: what to know beside the notes of the graphs; kept in the file's metadata.
       console: where progress is shown; None = nowhere.
@@ -156,9 +169,9 @@ def sweep(
     remarks = tuple(dict.fromkeys((*notes, *(note for task in tasks for note in task.load.graph.notes))))
     _check(predictor, tasks, chunk)
     request = {"label": label, **_asked(gpus, works, space), "relaxation": relaxation, "chunk": chunk}
-    request |= {"energy": True} if energy else {}
-    parts = Parts(output, request)
-    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, energy, remarks, console, processes)
+    extras = tuple(name for name, is_asked in zip(EXTRAS, (energy, gradients), strict=True) if is_asked)
+    parts = Parts(output, {**request, **dict.fromkeys(extras, True)})
+    rows, done = _run(predictor, tasks, space, parts, chunk, relaxation, resume, extras, remarks, console, processes)
     return Sweep(output, rows, done, parts.asked, remarks)
 
 
@@ -176,7 +189,7 @@ def _run(
     chunk: int,
     relaxation: float,
     resume: bool,
-    energy: bool,
+    extras: tuple[str, ...],
     notes: Sequence[str],
     console: Console | None,
     processes: Processes,
@@ -214,7 +227,7 @@ def _run(
         if processes.index < len(spans) and spans[processes.index] not in there
     ]
     with working("forecasts", console if first else None, rows, done) as advance:
-        for part in _computed(on_host(predictor), todo, space, spread, relaxation, energy):
+        for part in _computed(on_host(predictor), todo, space, spread, relaxation, extras):
             processes.check()
             _write(*part, spread, parts)
             advance((rows - done) / len(todo))
@@ -268,7 +281,12 @@ def _shares(chunk: _Chunk, spread: Spread) -> list[tuple[int, int]]:
 
 
 def _computed(
-    predictor: Predictor, todo: Sequence[_Chunk], space: Space, spread: Spread, relaxation: float, energy: bool
+    predictor: Predictor,
+    todo: Sequence[_Chunk],
+    space: Space,
+    spread: Spread,
+    relaxation: float,
+    extras: tuple[str, ...],
 ) -> Iterator[tuple[_Chunk, dict[str, np.ndarray], dict[str, Array]]]:
     """This process's rows of every chunk and their forecasts; one chunk is computed while the last is written."""
     pending: tuple[_Chunk, dict[str, np.ndarray], dict[str, Array]] | None = None
@@ -280,7 +298,7 @@ def _computed(
         load = chunk.task.load
         work = load.graph.kernels if load.graph.nodes else load.job
         base = on_host(chunk.task.machine)
-        columns = _forecasts(predictor, base, spread.put(figures), work, relaxation_switch(relaxation), energy)
+        columns = _forecasts(predictor, base, spread.put(figures), work, relaxation_switch(relaxation), extras)
         if pending is not None:
             yield pending
         pending = (chunk, figures, columns)
