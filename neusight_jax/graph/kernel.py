@@ -15,8 +15,8 @@ from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.collective import check_group, collective_dims
 from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
+from neusight_jax.kernels.gemm import LOAD_BYTES
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.kernels.tensor_gemm import LOAD_BYTES
 
 FLASH: tuple[str, ...] = ("bf16", "fp16")
 """Activations that fused attention takes; others run as two products and a softmax."""

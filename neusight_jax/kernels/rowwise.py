@@ -2,6 +2,12 @@
 
 Their dims say how many full rows × cols tensors a launch reads and writes (`reads`, `writes`; fractions are fine: a
 broadcast operand counts its share). Their FLOP count matters little, their bytes are everything.
+
+Kernels that read a window for each output are among them: depthwise convolutions, pooling, cumulative sums.
+They stream images as elementwise kernels do, on the vector path whatever the dtype. A tap of the window is one load and
+one multiply-add (or comparison), and the output is one store. Neighbours share most of a window, so that its loads hit
+a cache: they cost slots of the SM, not traffic. No network was fitted to these kernels: they take that of elementwise
+ones.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, RowPasses, Work, is_multiple, whole
+from neusight_jax.kernels.gemm import LOADS_PER_CYCLE
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -91,6 +98,19 @@ def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     work = MEMORY.work(dims, element_bytes)
     block_flop = jnp.maximum(dims["flop"][:, None, None] / work.blocks, work.block_flop)
     return replace(work, flop=dims["flop"], block_flop=block_flop)
+
+
+def _window_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    streamed, taps = ELEMENTWISE.work(dims, element_bytes), dims["taps"]
+    # A multiply-add waits for its load.
+    block_taps = streamed.block_flop * taps[:, None, None]
+    return replace(
+        streamed,
+        flop=2.0 * taps * elements(dims),
+        block_flop=2.0 * block_taps,
+        load_blocks=streamed.blocks,
+        load_cycles=streamed.block_flop * (taps + 1.0)[:, None, None] / LOADS_PER_CYCLE,
+    )
 
 
 def _softmax_passes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> RowPasses:
@@ -254,3 +274,9 @@ REDUCTION = _by_rows(
     "reduction", FLOP_PER_ELEMENT["reduction"], ("quantize_rows", "layernorm", "softmax"), graphed=True
 )
 """Their row reductions, likewise; fitted to quantization with a scale for each row."""
+WINDOW_OPS: tuple[str, ...] = (
+    *("depthwise_conv", "depthwise_conv_data_gradient", "depthwise_conv_weight_gradient"),
+    *("pool", "pool_backward", "scan"),
+)
+WINDOW = replace(ELEMENTWISE, name="window", ops=WINDOW_OPS, dims=(*ELEMENTWISE.dims, "taps"), work=_window_work)
+"""Rows × cols are the elements of what a pass loops over, `taps` the loads of each of them."""

@@ -114,7 +114,7 @@ def windowed(op: str, inputs: Sequence[Value], outputs: Sequence[Value], taps: f
     """A kernel that reads a window for each output: inputs once from memory, outputs written, a load for each tap.
 
     Args:
-      op: one of `kernels.window.OPS`.
+      op: one of `kernels.rowwise.WINDOW_OPS`.
       inputs: arrays that are read.
       outputs: arrays that are written; the kernel loops over the first.
       taps: loads for each element of the first output.
