@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from neusight_jax.errors import InputError
@@ -13,60 +12,19 @@ from neusight_jax.graph.configs.blocks import (
     DeltaNet,
     Dense,
     Experts,
-    Latent,
     Layer,
     Mamba2,
-    Square,
 )
 from neusight_jax.graph.configs.classes import of_class
 from neusight_jax.graph.configs.config import Config, positions_of
-from neusight_jax.graph.configs.families import TRAITS, read_family
-from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
-from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
-from neusight_jax.graph.configs.indexing import write_compressed
-from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
-from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
 from neusight_jax.graph.configs.parallel import check_split, part_of, write_sums
-from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
+from neusight_jax.graph.configs.readers import READERS
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step
-from neusight_jax.graph.configs.variants import (
-    read_gemma4,
-    read_llama4,
-    read_mimo_v2,
-    read_minimax_m3,
-    read_nemotron_nas,
-    read_step3,
-)
+from neusight_jax.graph.configs.writers import WRITERS, write_experts
 
-READERS: dict[str, Callable[[Config], Decoder]] = {
-    **dict.fromkeys(TRAITS, read_family),
-    **dict.fromkeys(LATENT_TYPES, read_latent),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), read_qwen_hybrid),
-    "deepseek_v4": read_deepseek_v4,
-    "llama4_text": read_llama4,
-    "gemma4_text": read_gemma4,
-    "mimo_v2_flash": read_mimo_v2,
-    "step3p5": read_step3,
-    "minimax_m3_vl_text": read_minimax_m3,
-    "nemotron-nas": read_nemotron_nas,
-    "nemotron_h": read_nemotron_h,
-    "kimi_linear": read_kimi_linear,
-    "granitemoehybrid": read_granite_hybrid,
-}
-"""Readers by `model_type`. A new type is one row here, and a new reader where its layers are not a row of a table."""
 MODEL_TYPES: tuple[str, ...] = tuple(READERS)
 """Types of decoders."""
-WRITERS: dict[type, Callable[[Step, Any, int], None]] = {
-    Attention: write_attention,
-    Latent: write_latent,
-    Compressed: write_compressed,
-    DeltaNet: write_delta,
-    Mamba2: write_mamba2,
-    Square: write_square,
-    Dense: write_dense,
-}
-"""Writers of what stands in a layer; that of experts needs to know how they are split."""
 UNMEASURED: tuple[tuple[type, str], ...] = (
     (DeltaNet, "linear attention with the delta rule"),
     (Mamba2, "state-space scans"),
