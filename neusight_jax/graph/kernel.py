@@ -26,18 +26,32 @@ BACKWARD_ATTENTION = 2.5
 
 
 def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
-    """A kernel that streams a tensor.
+    """A kernel that streams a tensor, in the dtype of the graph.
 
     Args:
-      family: of `kernels.rowwise`, e.g. "elementwise".
-      op: one of the family's operators.
       shape: of the tensor; its last axis is the row.
+      family, op, reads, writes, count: as of `rowwise`.
+    """
+    return rowwise(family, op, prod(shape[:-1]), shape[-1], reads, writes, count=float(count))
+
+
+def rowwise(
+    family: str, op: str, rows: float, cols: float, reads: float, writes: float, dtype: str = "", count: float = 1.0
+) -> Kernel:
+    """A kernel of `kernels.rowwise`, whose sizes may be traced.
+
+    Args:
+      family: e.g. "elementwise".
+      op: one of the family's operators.
+      rows: of the tensor.
+      cols: elements of a row.
       reads: passes over the tensor that are read; a smaller operand counts its share.
       writes: passes that are written.
+      dtype: of the tensor; "" = that of the graph.
       count: launches.
     """
-    dims = {"rows": float(prod(shape[:-1])), "cols": float(shape[-1]), "reads": reads, "writes": writes}
-    return Kernel(family, op, dims, float(count))
+    dims = {"rows": number(rows), "cols": number(cols), "reads": reads, "writes": writes}
+    return Kernel(family, op, dims, count, dtype)
 
 
 def streamed(
@@ -58,8 +72,7 @@ def streamed(
     width = cols if cols is not None else (loop[-1] if loop else 1)
     width = max(width, 1)
     full = size * dtype_bytes(dtype)
-    dims = {"rows": float(size / width), "cols": float(width), "reads": read_bytes / full, "writes": write_bytes / full}
-    return Kernel(family, op, dims, 1.0, dtype)
+    return rowwise(family, op, size / width, width, read_bytes / full, write_bytes / full, dtype)
 
 
 def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: float, dtype: str) -> Kernel:

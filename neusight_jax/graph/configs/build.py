@@ -25,9 +25,15 @@ from neusight_jax.graph.configs.config import (
     whole,
 )
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
-from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
+from neusight_jax.graph.configs.execution import (
+    ATTENTIONS,
+    ENGINES,
+    EXECUTIONS,
+    LLAMA_CPP,
+    as_eager,
+    as_llama_cpp,
+)
 from neusight_jax.graph.configs.fusion import fuse
-from neusight_jax.graph.configs.llama_cpp import ENGINES, LLAMA_CPP, as_llama_cpp
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all, requests
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
@@ -240,11 +246,11 @@ def graph_from_config(
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
       experts: mode "training": how products of experts are launched, one of `shard.EXPERTS`; None = looped.
-      execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
+      execution: what runs the model, one of `execution.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
-      attention: one of `eager.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
-      engine: of a decoder's forward step, one of `llama_cpp.ENGINES`; None = that of a server, llama.cpp for weights of
+      attention: one of `execution.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
+      engine: of a decoder's forward step, one of `execution.ENGINES`; None = that of a server, llama.cpp for weights of
         GGUF.
     Raises: InputError for an unusable config or workload.
     """
@@ -329,7 +335,7 @@ def _graph(
             options["experts"],
         )
         if engine == LLAMA_CPP:
-            return replace(as_llama_cpp(graph), options={**graph.options, "engine": engine})
+            return as_llama_cpp(graph)
         return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention)
     if execution == "engine":
         raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.configs.eager import widened_softmax
+from neusight_jax.graph.configs.execution import widened_softmax
 from neusight_jax.graph.configs.layers import (
     ACTIVATIONS,
     activation,

@@ -28,7 +28,7 @@ from neusight_jax.graph.configs.blocks import (
 )
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.step import Step
-from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.graph.kernel import matrix_product, rowwise
 from neusight_jax.graph.quantization.scheme import Stored
 from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
 from neusight_jax.kernels.grouped_gemm import expert_dims
@@ -472,8 +472,8 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
                 phase += map(_of_an_expert, kernels)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
-            moved = {"rows": dims["rows"], "cols": number(width), "reads": passes - 1.0, "writes": 1.0}
-            phase.append(Kernel("stream", "pointwise", moved, 1.0, step.precision.activations))
+            sizes = (dims["rows"], width, passes - 1.0, 1.0)
+            phase.append(rowwise("stream", "pointwise", *sizes, step.precision.activations))
     step.read(hidden, step.precision.products, step.lora is None)
     # Gate and up as they are, what the activation makes of them as the product after it reads it.
     size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
