@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError, unknown_name
@@ -38,7 +38,7 @@ from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all,
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
-from neusight_jax.graph.graph import MODES, Footprint, Graph
+from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.kernel import FLASH
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
@@ -59,15 +59,10 @@ ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
 """Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
 
 
-class StepRecorder(Protocol):
-    """Writes a step of a model as serving and training frameworks run it."""
-
-    def __call__(self, step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
-        """Write the step."""
-        ...
-
-
-STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYPES, decoder.record), "vit": vit.record}
+STEP_ARCHITECTURES: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(MODEL_TYPES, decoder.record),
+    "vit": vit.record,
+}
 """Recorders of models with fused kernels by `model_type`."""
 
 
@@ -145,20 +140,6 @@ def assumed_length(
     return usual, [f"sequence length {usual:,} assumed"]
 
 
-class _Limit(Config):
-    """A config that remembers the limit its recorder asks it to check."""
-
-    longest: int | None = None
-
-    def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
-        """Check a sequence, and keep the limit in `longest`.
-
-        Args: as of `Config.limit_sequence`.
-        """
-        self.longest = super().limit_sequence(sequence, key, reserved, positions)
-        return self.longest
-
-
 def longest_sequence(config: str | Path | Mapping[str, Any]) -> int | None:
     """Positions a model has, or None if it has no limit; `InputError` for an unusable config."""
     return longest_of(language_config(read_config(config)))
@@ -170,12 +151,12 @@ def longest_of(config: Config) -> int | None:
     if kind in MODEL_TYPES:
         read_decoder(config, 1)
         return positions_of(config)
-    limit = _Limit(config.name, config.values, config.defaults)
+    probe = config.like(config.values)  # its recorder knows the limit, and checks it
     if kind in STEP_ARCHITECTURES:
-        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), limit)
+        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), probe)
     else:
-        ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
-    return limit.longest
+        ARCHITECTURES[kind](Tape(False, "fp32"), probe, 1, 1)
+    return probe.longest
 
 
 def _tape(
@@ -257,20 +238,39 @@ def graph_from_config(
     fused = _fused(fused, execution, attention)
     weight_dtype = weight_dtype or (lora.weight_dtype if lora else None)
     attention = attention or ("unfused" if execution == "eager" else None)
-    graph = _graph(
-        config,
-        batch_size,
-        sequence_length,
-        mode,
-        dtype,
-        fused,
-        {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "experts": experts},
-        {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
-        lora,
-        execution,
-        attention,
-        engine,
-    )
+    options = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "experts": experts}
+    parsed = language_config(read_config(config))
+    kind = model_type(parsed)
+    if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
+        parsed.stored_bytes = None  # other weights are asked for than the files have
+    engine, dtype, engine_notes = _engine(parsed, engine, execution, mode, dtype, weight_dtype)
+    dtype, notes = assumed_dtype(parsed, dtype)
+    notes = [*engine_notes, *notes]
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, kv_length)
+    parsed.notes = [*notes, *more, *parsed.notes]
+    # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
+    trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
+    if kind == "gpt2" and (trained_fused or execution == "engine"):
+        parsed = gpt2.Respelled(parsed)
+        kind = model_type(parsed)
+    if kind in STEP_ARCHITECTURES:
+        lora = _adapters(parsed, kind, mode, lora)
+        devices = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
+        graph = _step_graph(parsed, kind, batch_size, sequence_length, mode, dtype, options, devices, lora)
+        if engine == LLAMA_CPP:
+            graph = as_llama_cpp(graph)
+        elif execution == "eager":
+            graph = _eager_step(parsed, kind, graph, attention)
+        return with_states(graph, optimizer, gradient_dtype)
+    if execution == "engine":
+        raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
+    split = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    split = {name: devices for name, devices in split.items() if devices != 1}
+    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora, **split})
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
+    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+    trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
+    graph = replace(graph, launched="eager" if trained or execution == "eager" else "host")
     return with_states(graph, optimizer, gradient_dtype)
 
 
@@ -286,65 +286,6 @@ def _fused(fused: bool | None, execution: str | None, attention: str | None) -> 
     if fused is not None:
         raise InputError(f"execution is {execution} and fused is {fused}: both say how it runs; leave fused out")
     return None if execution == "engine" else execution == "compiled"
-
-
-def _graph(
-    config: str | Path | Mapping[str, Any] | Config,
-    batch_size: int,
-    sequence_length: Lengths | None,
-    mode: str,
-    dtype: str | None,
-    fused: bool | None,
-    options: Mapping[str, Any],
-    split: Mapping[str, int],
-    lora: Lora | None,
-    execution: str | None,
-    attention: str | None,
-    engine: str | None,
-) -> Graph:
-    """`graph_from_config` without an optimizer; `options`: what only decoders have, `split`: over how many devices."""
-    parsed = language_config(read_config(config))
-    kind = model_type(parsed)
-    if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
-        parsed.stored_bytes = None  # other weights are asked for than the files have
-    engine, dtype, engine_notes = _engine(parsed, engine, execution, mode, dtype, options["weight_dtype"])
-    dtype, notes = assumed_dtype(parsed, dtype)
-    notes = [*engine_notes, *notes]
-    sequence_length, more = assumed_length(parsed, sequence_length, mode, options["kv_length"])
-    parsed.notes = [*notes, *more, *parsed.notes]
-    # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
-    trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
-    if kind == "gpt2" and (trained_fused or execution == "engine"):
-        parsed = gpt2.Respelled(parsed)
-        kind = model_type(parsed)
-    if kind in STEP_ARCHITECTURES:
-        lora = _adapters(parsed, kind, mode, lora)
-        tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
-        graph = _step_graph(
-            parsed,
-            kind,
-            batch_size,
-            sequence_length,
-            mode,
-            dtype,
-            options["kv_length"],
-            options["weight_dtype"],
-            options["kv_dtype"],
-            (tensor, expert),
-            lora,
-            options["experts"],
-        )
-        if engine == LLAMA_CPP:
-            return as_llama_cpp(graph)
-        return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention)
-    if execution == "engine":
-        raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
-    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora}, **split)
-    eager = execution == "eager"
-    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
-    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
-    trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
-    return replace(graph, launched="eager" if trained or eager else "host")
 
 
 def _engine(
@@ -428,7 +369,7 @@ def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: in
     )
 
 
-def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str, Any], **split: int) -> None:
+def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str, Any]) -> None:
     """`InputError` for what only decoders have."""
     if mode in STEP_MODES and mode not in MODES:
         raise InputError(
@@ -436,9 +377,6 @@ def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str
         )
     for name, value in options.items():
         if value is not None:
-            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
-    for name, devices in split.items():
-        if devices != 1:
             raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
     if has_quantization(config.values):
         raise InputError(f"{config.name}: its quantization_config is read for decoders only; take it out for {kind}")
@@ -451,13 +389,13 @@ def _step_graph(
     sequence_length: Lengths,
     mode: str,
     dtype: str,
-    kv_length: Lengths | None,
-    weight_dtype: str | None,
-    kv_dtype: str | None,
+    options: Mapping[str, Any],
     split: tuple[int, int],
     lora: Lora | None,
-    experts: str | None,
 ) -> Graph:
+    """The graph of a step with fused kernels; `options`: arguments of `graph_from_config` that decoders alone have."""
+    names = ("kv_length", "weight_dtype", "kv_dtype", "experts")
+    kv_length, weight_dtype, kv_dtype, experts = (options[name] for name in names)
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
@@ -493,7 +431,10 @@ def _step_graph(
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:
         lora.check(step.adapted)
-    options = {
+    footprint = step.footprint()
+    if trained and weight_dtype is None and quantization is None:  # two bytes at least, whatever its products run in
+        footprint = replace(footprint, weights=max(dtype_bytes(step.precision.products), 2.0) * step.parameters)
+    figures = {
         "new_tokens": one_or_all(batch.queries),
         "kv_length": one_or_all(batch.context),
         "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
@@ -512,8 +453,8 @@ def _step_graph(
         sequence_length=max(batch.context),
         fused=True,
         tokens=batch.tokens,
-        footprint=_kept_wide(step) if trained and weight_dtype is None and quantization is None else step.footprint(),
-        options=options,
+        footprint=footprint,
+        options=figures,
         notes=(
             *config.notes,
             *reading_notes(config, step.parameter_bytes if split == (1, 1) and weight_dtype is None else None),
@@ -524,12 +465,6 @@ def _step_graph(
         context_bytes=step.context_bytes if step.serving else 0.0,
         launched="eager" if trained else "graph",
     )
-
-
-def _kept_wide(step: Step) -> Footprint:
-    """Memory of a training step, whose weights are of two bytes at least whatever its products run in."""
-    size = max(dtype_bytes(step.precision.products), 2.0)
-    return replace(step.footprint(), weights=size * step.parameters)
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:

@@ -95,6 +95,7 @@ class Config:
       catalog: whether they are the catalog's, which has weights as they are published.
       stored_bytes: of the files of weights beside the config, None where there are none.
       shape: sizes the model has in place of the config's; None = those.
+      longest: the limit a sequence was checked against last, tokens; None = there was none.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Config:
         self.catalog = False
         self.stored_bytes: float | None = None
         self.shape: Shape | None = None
+        self.longest: int | None = None
 
     def like(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
@@ -292,7 +294,7 @@ class Config:
           positions: their number, where it does not stand under `key` as it is; None = read it there.
         Raises: `InputError` for a longer sequence.
         """
-        limit = (self.size(key) if positions is None else positions) - reserved
+        self.longest = limit = (self.size(key) if positions is None else positions) - reserved
         if sequence > limit:
             whose = f"{key}, the default of its class" if key in self.assumed else key
             raise InputError(

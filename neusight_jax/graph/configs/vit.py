@@ -7,16 +7,15 @@ from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.configs.step import Step
 
 
-def record(step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
+def record(step: Step, config: Config, *split: int) -> None:
     """Write one step; the sequence is the patches and the class token.
 
     Args:
       step: takes the nodes; a request is an image, its new tokens are the patches and the class token.
       config: of type "vit"; gets a note where its class has a head that is not written here.
-      tensor_parallel: not read: this model is never split.
-      expert_parallel: not read: it has no experts.
+      split: not read, as this model is never split.
     """
-    del tensor_parallel, expert_parallel
+    del split
     hidden, heads, inner = (config.size(key) for key in ("hidden_size", "num_attention_heads", "intermediate_size"))
     size = config.head_size("hidden_size", "num_attention_heads")
     patch, channels = config.size("patch_size", 16), config.size("num_channels", 3)
