@@ -11,7 +11,7 @@ from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.graph.configs import bert, decoder, gpt2, opt, switch, vit
+from neusight_jax.graph.configs import decoder, switch
 from neusight_jax.graph.configs.adapters import Lora, lora_of
 from neusight_jax.graph.configs.config import (
     Config,
@@ -25,6 +25,7 @@ from neusight_jax.graph.configs.config import (
     whole,
 )
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
+from neusight_jax.graph.configs.eager_models import Respelled, record_bert, record_gpt2, record_opt
 from neusight_jax.graph.configs.execution import (
     ATTENTIONS,
     ENGINES,
@@ -50,10 +51,10 @@ from neusight_jax.units import GIB
 # Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels.
 
 ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
-    "bert": bert.record,
-    "roberta": bert.record,
-    "gpt2": gpt2.record,
-    "opt": opt.record,
+    "bert": record_bert,
+    "roberta": record_bert,
+    "gpt2": record_gpt2,
+    "opt": record_opt,
     "switch_transformers": switch.record,
 }
 """Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
@@ -61,7 +62,7 @@ ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
 
 STEP_ARCHITECTURES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(MODEL_TYPES, decoder.record),
-    "vit": vit.record,
+    "vit": decoder.record_vit,
 }
 """Recorders of models with fused kernels by `model_type`."""
 
@@ -251,7 +252,7 @@ def graph_from_config(
     # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
     trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
     if kind == "gpt2" and (trained_fused or execution == "engine"):
-        parsed = gpt2.Respelled(parsed)
+        parsed = Respelled(parsed)
         kind = model_type(parsed)
     if kind in STEP_ARCHITECTURES:
         lora = _adapters(parsed, kind, mode, lora)

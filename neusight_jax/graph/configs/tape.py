@@ -225,6 +225,20 @@ class Tape(Writer):
         forward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
         return self.emit(name, "scale", [x, vector], x.shape, forward, backward, gradient, fuse="pointwise")
 
+    def mean(self, name: str, x: Tensor, shape: Shape, *, fuse: Fuse = "") -> Tensor:
+        """Write a mean over some axes; its gradient is divided by their elements.
+
+        Args:
+          name: inside the section.
+          x: the tensor.
+          shape: of the result.
+          fuse: as of `Node`.
+        """
+        share = prod(shape) / x.elements
+        forward = [stream("memory", "reduce", x.shape, 1, share)]
+        backward = [stream("elementwise", "divu", x.shape, share, 1)] if x.grad else []
+        return self.emit(name, "mean", [x], shape, forward, backward, fuse=fuse, grad=x.grad)
+
     def softmax(self, name: str, x: Tensor) -> Tensor:
         """Softmax over the last axis; its gradient is a product and a row kernel."""
         forward = [stream("softmax", "softmax", x.shape, 1, 1)]
