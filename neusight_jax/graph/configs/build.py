@@ -34,11 +34,10 @@ from neusight_jax.graph.configs.execution import (
     as_eager,
     as_llama_cpp,
 )
-from neusight_jax.graph.configs.fusion import fuse
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all, requests
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
-from neusight_jax.graph.configs.tape import Tape
+from neusight_jax.graph.configs.tape import Tape, fuse
 from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.kernel import FLASH
 from neusight_jax.graph.keys import Keys, unread_notes

@@ -19,8 +19,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora, adapter_kernels
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
-from neusight_jax.graph.configs.writer import Writer
-from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand
+from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand, Writer
 from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product, rowwise
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
