@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.graph.configs.blocks import Decoder
 from neusight_jax.graph.configs.folder import GGUF, Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
 from neusight_jax.tables import table
 from neusight_jax.units import is_whole
+
+if TYPE_CHECKING:
+    from neusight_jax.graph.configs.shape import ModelShape
 
 # The model catalog: configs of well-known models by name, kept in models.yaml.
 
@@ -71,19 +73,6 @@ TORCH_DTYPES: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16"
 """Dtypes as configs spell them, and their names here."""
 
 
-class Shape(Protocol):
-    """Sizes a model has in place of its config's (`shape.ModelShape`)."""
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether any is traced."""
-        ...
-
-    def applied(self, name: str, model: Decoder) -> Decoder:
-        """The decoder with these sizes; name: of the model, for errors."""
-        ...
-
-
 class Config:
     """A model config with its name; reads keys, and raises `InputError` naming the key when one is unusable.
 
@@ -114,7 +103,7 @@ class Config:
         self.origin = self.values if origin is None else origin
         self.catalog = False
         self.stored_bytes: float | None = None
-        self.shape: Shape | None = None
+        self.shape: ModelShape | None = None
         self.longest: int | None = None
 
     def like(

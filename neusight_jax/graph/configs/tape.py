@@ -42,20 +42,6 @@ class Tensor:
         return Tensor(self.name, shape, self.grad)
 
 
-def product(family: str, batch: int, m: int, n: int, k: int) -> Kernel:
-    """A matrix product M×K · K×N, K the contraction, in the dtype of the graph.
-
-    Args:
-      family: "linear" or "bmm"; also the operator.
-      batch: products of one launch.
-      m: rows of the result.
-      n: columns of the result.
-      k: contraction.
-    """
-    dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
-    return Kernel(family, family, dims)
-
-
 def accumulate(shape: Shape) -> Kernel:
     """Addition of a fresh gradient to the one a parameter holds."""
     return stream("elementwise", "add", shape, 2, 1)
@@ -128,14 +114,14 @@ class Tape(Writer):
         rows, width, out = prod(x.shape[:-1]), x.shape[-1], (*x.shape[:-1], features)
         backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
         if x.grad:
-            backward.append(product("linear", 1, rows, width, features))
+            backward.append(matrix_product(1, rows, width, features, ""))
         weight = [matrix_product(1, features, width, rows, self.dtype, upright=False)]
         if bias:
             weight.append(stream("memory", "reduce", out, 1, 1 / rows))
         weight.append(accumulate((features, width)))
         if bias:
             weight.append(accumulate((1, features)))
-        forward = [product("linear", 1, rows, features, width)]
+        forward = [matrix_product(1, rows, features, width, "")]
         return self.emit(name, "linear", [x], out, forward, backward, weight)
 
     def matmul(
@@ -152,8 +138,13 @@ class Tape(Writer):
         """
         *outer, m, k = a.shape
         n, batch, out = b.shape[-1], prod(outer), (*outer, m, b.shape[-1])
-        forward = [*_copies(copies), product("bmm", batch, m, n, k)]
-        backward = [*_copies(backward_copies), product("bmm", batch, m, k, n), product("bmm", batch, k, n, m)]
+
+        def product(m: int, n: int, k: int) -> Kernel:
+            """One of the batch, which may be one alone."""
+            return replace(matrix_product(batch, m, n, k, ""), family="bmm", op="bmm")
+
+        forward = [*_copies(copies), product(m, n, k)]
+        backward = [*_copies(backward_copies), product(m, k, n), product(k, n, m)]
         return self.emit(name, "matmul", [a, b], out, forward, backward)
 
     def unary(self, name: str, op: str, x: Tensor) -> Tensor:
