@@ -261,7 +261,8 @@ _EAGER: dict[str, _Rule] = {
 
 def _products(node: Node, heads: _Heads | None) -> list[Kernel]:
     """A product for each matrix, of a batch of tokens at a time, and the packing of its activations."""
-    last, widths, kernels = node.name.rpartition(".")[2], (), []
+    last, kernels = node.name.rpartition(".")[2], []
+    widths: tuple[float, ...] = ()
     if last == "qkv" and heads is not None:
         widths = heads.widths
     elif last == "gate_up" and node.forward[0].dims["m"] > FEW_ROWS:  # one product of few rows

@@ -472,8 +472,8 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
                 phase += map(_of_an_expert, kernels)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
-            sizes = (dims["rows"], width, passes - 1.0, 1.0)
-            phase.append(rowwise("stream", "pointwise", *sizes, step.precision.activations))
+            dtype = step.precision.activations
+            phase.append(rowwise("stream", "pointwise", dims["rows"], width, passes - 1.0, 1.0, dtype))
     step.read(hidden, step.precision.products, step.lora is None)
     # Gate and up as they are, what the activation makes of them as the product after it reads it.
     size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
