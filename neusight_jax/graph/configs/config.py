@@ -379,19 +379,19 @@ def _read_files(path: Path) -> Config:
 
 def _with_adapters(path: Path, name: str, adapters: dict[str, Any]) -> Config:
     """The model that a folder's adapters belong to, from the catalog or another folder, with them."""
-    of = adapters.get("base_model_name_or_path")
-    if not isinstance(of, str) or not of:
+    model = adapters.get("base_model_name_or_path")
+    if not isinstance(model, str) or not model:
         raise InputError(f"{path / ADAPTERS}: no base_model_name_or_path; put the model's config.json beside it")
-    near = path.parent / Path(of).name
-    local = next((place for place in (Path(of), near) if place.is_dir()), None)
-    if local is None and of.lower() not in model_names():
+    near = path.parent / Path(model).name
+    local = next((place for place in (Path(model), near) if place.is_dir()), None)
+    if local is None and model.lower() not in model_names():
         raise InputError(
-            f"{path}: its adapters are of {shown(of)}, which is neither in the catalog nor a folder here; put "
+            f"{path}: its adapters are of {shown(model)}, which is neither in the catalog nor a folder here; put "
             "that model's config.json beside adapter_config.json"
         )
-    base = read_config(of if local is None else local)
+    base = read_config(model if local is None else local)
     if "adapter_config" in base.values and not base.catalog:
-        raise InputError(f"{path}: the model its adapters are of, {shown(of)}, has adapters too; expected none")
+        raise InputError(f"{path}: the model its adapters are of, {shown(model)}, has adapters too; expected none")
     adapted = Config(name, {**base.values, "adapter_config": adapters}, notes=[*base.notes, f"adapters of {base.name}"])
     adapted.catalog, adapted.stored_bytes = base.catalog, base.stored_bytes
     return adapted

@@ -7,6 +7,7 @@ model does. Routing is taken as balanced: an expert receives tokens / experts of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import MOST_LAYERS, Config
@@ -156,21 +157,32 @@ def _position_bias(tape: Tape, s: _Sizes, mask: Tensor, *, two_sided: bool) -> T
     n, square = s.sequence, s.square
     tape.small("query_positions", "fill", (1, n), 0)
     tape.small("key_positions", "fill", (1, n), 0)
-
     bits = tape.mask_share
-    sided = (
-        [("sign", "addu", 1, bits), ("sign_integer", "copy", bits, 1), ("sign_bucket", "mulu"), ("sign_add", "addu")]
-        if two_sided
-        else [("zeros", "fill", 0), ("minimum", "add", 2)]
-    )
-    for name, op, *passes in (
+    before = [
+        ("sign", "addu", 1, bits),
+        ("sign_integer", "copy", bits, 1),
+        ("sign_bucket", "mulu"),
+        ("sign_add", "addu"),
+    ]
+    # Integer kernels of the bucket computation over the table of pairs: operator, passes read and written if not one.
+    kernels: list[tuple[Any, ...]] = [
         ("relative", "add", 2 / n),
-        *sided,
-        *(("absolute", "addu"), ("small", "addu", 1, bits), ("float", "copy"), ("divide", "divu"), ("log", "powu")),
-        *(("log_divide", "divu"), ("log_scale", "mulu"), ("integer", "copy"), ("exact_add", "addu")),
-        *(("limit", "fill", 0), ("clamp", "add", 2), ("select", "where", 2 + bits)),
+        *(before if two_sided else [("zeros", "fill", 0), ("minimum", "add", 2)]),
+        ("absolute", "addu"),
+        ("small", "addu", 1, bits),
+        ("float", "copy"),
+        ("divide", "divu"),
+        ("log", "powu"),
+        ("log_divide", "divu"),
+        ("log_scale", "mulu"),
+        ("integer", "copy"),
+        ("exact_add", "addu"),
+        ("limit", "fill", 0),
+        ("clamp", "add", 2),
+        ("select", "where", 2 + bits),
         ("sum", "add", 2) if two_sided else ("sum", "addu"),
-    ):
+    ]
+    for name, op, *passes in kernels:
         tape.small(f"bucket.{name}", op, square, *passes)
     bias = tape.embedding("relative_bias", square, (s.buckets, s.heads))
     return _masked_bias(tape, s, bias.view(1, s.heads, *square), mask)
