@@ -382,20 +382,11 @@ def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str
         raise InputError(f"{config.name}: its quantization_config is read for decoders only; take it out for {kind}")
 
 
-def _step_graph(
-    config: Config,
-    kind: str,
-    batch_size: int,
-    sequence_length: Lengths,
-    mode: str,
-    dtype: str,
-    options: Mapping[str, Any],
-    split: tuple[int, int],
-    lora: Lora | None,
-) -> Graph:
-    """The graph of a step with fused kernels; `options`: arguments of `graph_from_config` that decoders alone have."""
-    names = ("kv_length", "weight_dtype", "kv_dtype", "experts")
-    kv_length, weight_dtype, kv_dtype, experts = (options[name] for name in names)
+def _check_step(
+    config: Config, kind: str, mode: str, dtype: str, options: Mapping[str, Any], split: tuple[int, int]
+) -> None:
+    """`InputError` for a step of a model with fused kernels that it does not have."""
+    weight_dtype, experts = options["weight_dtype"], options["experts"]
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
@@ -408,17 +399,33 @@ def _step_graph(
         )
     if experts is not None and (mode != "training" or experts not in EXPERTS):
         raise InputError(f"experts is {experts!r}, expected {' or '.join(EXPERTS)}, with mode training")
-    for name in (dtype, kv_dtype):
+    for name in (dtype, options["kv_dtype"]):
         if name is not None:
             dtype_index(name)
     if weight_dtype is not None and mixture_of(weight_dtype) is None:
         stored_as(weight_dtype)
-    batch = requests(batch_size, sequence_length, mode, kv_length)
+
+
+def _step_graph(
+    config: Config,
+    kind: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    mode: str,
+    dtype: str,
+    options: Mapping[str, Any],
+    split: tuple[int, int],
+    lora: Lora | None,
+) -> Graph:
+    """The graph of a step with fused kernels; `options`: arguments of `graph_from_config` that decoders alone have."""
+    _check_step(config, kind, mode, dtype, options, split)
+    weight_dtype, experts = options["weight_dtype"], options["experts"]
+    batch = requests(batch_size, sequence_length, mode, options["kv_length"])
     # The catalog has models as they are published, some of them quantized after training.
     if mode == "training" and config.catalog and weight_dtype is None:
         config = unquantized(config)
     quantization = quantization_of(config, weight_dtype)
-    dtypes = precision(dtype, weight_dtype, kv_dtype, quantization)
+    dtypes = precision(dtype, weight_dtype, options["kv_dtype"], quantization)
     unwritten = quantization or lora or split != (1, 1) or dtypes.activations not in FLASH
     if config.shape is not None and config.shape.is_traced and unwritten:
         raise InputError(
