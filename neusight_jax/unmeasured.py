@@ -10,8 +10,8 @@ from neusight_jax.graph.graph import UNMODELLED, Graph
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE
+from neusight_jax.kernels.gemm import GEMM, GEMM_FP8
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8
 from neusight_jax.model.latency import in_row_order
 from neusight_jax.model.residuals import other_vendor
 

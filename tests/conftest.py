@@ -40,8 +40,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 CHECKED = (
     *("forecast", "model.roofline", "model.latency", "model.heads", "model.mixture", "model.residuals"),
     *("model.intervals", "model.kernel_intervals"),
-    *("kernels.gemm", "kernels.grouped_gemm", "kernels.tensor_gemm", "kernels.conv", "kernels.tensor_conv"),
-    *("kernels.window", "kernels.rowwise", "kernels.attention", "kernels.collective"),
+    *("kernels.gemm", "kernels.grouped_gemm", "kernels.conv", "kernels.rowwise", "kernels.attention"),
+    "kernels.collective",
 )
 """Modules whose annotations are checked; `test_imports` asks that there are such."""
 install_import_hook([f"neusight_jax.{name}" for name in CHECKED], "typecheck.checked")

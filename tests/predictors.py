@@ -16,14 +16,12 @@ from neusight_jax.hardware.cluster import Machine, gpu_of
 from neusight_jax.hardware.gpu import GPU, MEMORY_KINDS, VENDORS
 from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.attention import attention_dims
-from neusight_jax.kernels.conv import CHANNELS, CONV, conv_dims
+from neusight_jax.kernels.conv import CHANNELS, CONV, TENSOR_CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
-from neusight_jax.kernels.rowwise import COUNTED, STRIDED
+from neusight_jax.kernels.rowwise import COUNTED, STRIDED, WINDOW
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.kernels.tensor_conv import TENSOR_CONV
-from neusight_jax.kernels.window import WINDOW
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.model.predictor import KernelTerms, Predictor
 from neusight_jax.model.residuals import EFFECTS, effect_width

@@ -26,7 +26,7 @@ from neusight_jax.kernels.attention import (
     attention_dims,
 )
 from neusight_jax.kernels.family import LIBRARY, Work
-from neusight_jax.kernels.tensor_gemm import GEMM
+from neusight_jax.kernels.gemm import GEMM
 from neusight_jax.model.calibrated import CalibratedPredictor
 from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.model.heads import launched, physical_times

@@ -9,8 +9,8 @@ import pytest
 from small_configs import DECODERS
 
 import neusight_jax as nj
-from neusight_jax.graph.configs.mixers import in_chunks
 from neusight_jax.graph.configs.requests import Requests
+from neusight_jax.graph.configs.writers import in_chunks
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.memory import footprint

@@ -8,9 +8,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from neusight_jax.graph.traced import strides
-from neusight_jax.graph.traced.operation import Operation, Value
-from neusight_jax.graph.traced.strides import against_order, scatter
+from neusight_jax.graph.traced import operation
+from neusight_jax.graph.traced.operation import Operation, Value, against_order, scatter
 from neusight_jax.kernels.table import Kernel
 
 LINE = 16  # elements of 4 bytes in a fetch of 64
@@ -45,7 +44,7 @@ def test_every_address_in_the_order_of_the_loop(
     broadcast: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(strides, "KEPT_BYTES", 0.0)
+    monkeypatch.setattr(operation, "KEPT_BYTES", 0.0)
     result = _laid_out(0, SHAPE, result_order)
     operand = _laid_out(1, tuple(1 if axis in broadcast else size for axis, size in enumerate(SHAPE)), operand_order)
     read = _addresses(operand, SHAPE)[np.argsort(_addresses(result, SHAPE))]

@@ -91,7 +91,7 @@ def test_steps_of_a_long_recurrence_are_counted(
 
     graphs = []
     for longest in (7, 9):
-        monkeypatch.setattr("neusight_jax.graph.traced.torch_operators.LONG_STEPS", longest)
+        monkeypatch.setattr("neusight_jax.graph.traced.torch_trace.LONG_STEPS", longest)
         with torch.device("meta"):
             graphs.append(nj.graph_from_torch(Net(), (torch.zeros(9, 9, 8),), mode=mode))
     counted, traced = ([(node.name, node.shape, node.repeat, node.phases) for node in graph.nodes] for graph in graphs)

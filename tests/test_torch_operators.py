@@ -94,10 +94,11 @@ def test_autocast_computes_in_fp32_what_a_gpu_does() -> None:
 def test_batch_norm_by_layout(dtype: str) -> None:
     """A block a channel where its pixels lie together; bytes of fp32 in every dtype."""
     size, shape = 4 * 8 * 6 * 6, (4, 8, 6, 6)
-    for channels_last, family in ((False, "softmax"), (True, "memory")):
+    for channels_last, family in ((False, "norm"), (True, "memory")):
         found = _of(_graph(lambda: torch.nn.BatchNorm2d(8), *shape, dtype=dtype, channels_last=channels_last), family)
         norms = [kernel for kernel in found if kernel.op.startswith("batchnorm")]
-        assert [kernel.dims["reads"] for kernel in norms] == [2, 4]
+        # The kernel of a channel goes over its rows once more by itself.
+        assert [kernel.dims["reads"] for kernel in norms] == ([2, 4] if channels_last else [1, 2])
         assert {kernel.dtype for kernel in norms} == {"fp32"}
         assert norms[0].dims["rows"] * norms[0].dims["cols"] == size
         assert norms[0].dims["rows"] == (size / 8 if channels_last else 8)

@@ -1,8 +1,8 @@
-"""Kernels that configs and traced programs both launch: products, streams, attention."""
+"""Kernels that configs and traced programs both launch: products, convolutions, streams, attention."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,9 +14,10 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Shape
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.collective import check_group, collective_dims
+from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
+from neusight_jax.kernels.gemm import LOAD_BYTES
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.kernels.tensor_gemm import LOAD_BYTES
 
 FLASH: tuple[str, ...] = ("bf16", "fp16")
 """Activations that fused attention takes; others run as two products and a softmax."""
@@ -25,18 +26,32 @@ BACKWARD_ATTENTION = 2.5
 
 
 def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
-    """A kernel that streams a tensor.
+    """A kernel that streams a tensor, in the dtype of the graph.
 
     Args:
-      family: of `kernels.rowwise`, e.g. "elementwise".
-      op: one of the family's operators.
       shape: of the tensor; its last axis is the row.
+      family, op, reads, writes, count: as of `rowwise`.
+    """
+    return rowwise(family, op, prod(shape[:-1]), shape[-1], reads, writes, count=float(count))
+
+
+def rowwise(
+    family: str, op: str, rows: float, cols: float, reads: float, writes: float, dtype: str = "", count: float = 1.0
+) -> Kernel:
+    """A kernel of `kernels.rowwise`, whose sizes may be traced.
+
+    Args:
+      family: e.g. "elementwise".
+      op: one of the family's operators.
+      rows: of the tensor.
+      cols: elements of a row.
       reads: passes over the tensor that are read; a smaller operand counts its share.
       writes: passes that are written.
+      dtype: of the tensor; "" = that of the graph.
       count: launches.
     """
-    dims = {"rows": float(prod(shape[:-1])), "cols": float(shape[-1]), "reads": reads, "writes": writes}
-    return Kernel(family, op, dims, float(count))
+    dims = {"rows": number(rows), "cols": number(cols), "reads": reads, "writes": writes}
+    return Kernel(family, op, dims, count, dtype)
 
 
 def streamed(
@@ -57,8 +72,7 @@ def streamed(
     width = cols if cols is not None else (loop[-1] if loop else 1)
     width = max(width, 1)
     full = size * dtype_bytes(dtype)
-    dims = {"rows": float(size / width), "cols": float(width), "reads": read_bytes / full, "writes": write_bytes / full}
-    return Kernel(family, op, dims, 1.0, dtype)
+    return rowwise(family, op, size / width, width, read_bytes / full, write_bytes / full, dtype)
 
 
 def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: float, dtype: str) -> Kernel:
@@ -123,26 +137,21 @@ def _grain(size: float, dtype: str) -> Any:
 
 
 def collective_kernel(
-    op: str,
-    payload_bytes: float,
-    ranks: float,
-    domains: float = 1.0,
-    *,
-    count: float = 1.0,
-    dtype: str = "bf16",
-    software: str = "library",
-    crossing_share: float = 1.0,
+    op: str, payload_bytes: float, ranks: float, domains: float = 1.0, *, dtype: str = "bf16"
 ) -> Kernel:
-    """A collective of a group of GPUs; `payload_bytes` by operator as in `kernels.collective`.
+    """A collective of a group of GPUs, run by a library.
 
     Args:
-      ranks: GPUs of the group; domains: of fast links it spans, equally many ranks in each.
-      software: one of `collective.SOFTWARE`; crossing_share: of an exchange (`collective.OPTIONS`).
+      op: one of `collective.OPS`.
+      payload_bytes: by operator as in `kernels.collective`, bytes.
+      ranks: GPUs of the group.
+      domains: domains of fast links it spans, equally many ranks in each.
+      dtype: of the tensors, one of `arithmetic.DTYPES`.
     Raises: `InputError` for an unknown operator, and where ranks do not fill the domains.
     """
     check_group(ranks, domains)
-    dims = collective_dims(op, payload_bytes, ranks, domains, software=software, crossing_share=crossing_share)
-    return Kernel("collective", op, {name: float(size) for name, size in dims.items()}, count, dtype)
+    dims = collective_dims(op, payload_bytes, ranks, domains)
+    return Kernel("collective", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype)
 
 
 def attention_kernels(
@@ -202,3 +211,47 @@ def fused_attention(
         repeat=batch,
     )
     return flash_kernels({name: float(size) for name, size in sizes.items()}, dtype)
+
+
+def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, ...]:
+    """One pass of a convolution; where its window is one pixel of an ungrouped image, it is a plain matrix product.
+
+    `sizes`: arguments of `kernels.conv.conv_dims`.
+    """
+    inputs, outputs = sizes["in_channels"], sizes["out_channels"]
+    if min(sizes["batch"], inputs, outputs, *sizes["in_size"], *sizes["out_size"], *sizes["window"], 1) == 0:
+        return ()
+    if prod(sizes["window"]) == 1 and sizes["groups"] == 1 and prod(sizes["stride"]) == 1:
+        rows = sizes["batch"] * prod(sizes["out_size"])
+        m, n, k = {
+            "conv": (rows, outputs, inputs),
+            "conv_data_gradient": (rows, inputs, outputs),
+            "conv_weight_gradient": (outputs, inputs, rows),
+        }[op]
+        return (matrix_product(1, m, n, k, dtype, upright=op != "conv_weight_gradient"),)
+    if sizes["groups"] == inputs > 1:
+        return (_depthwise(op, dtype, sizes),)
+    numbers: dict[str, Any] = {
+        name: [float(extent) for extent in size] if isinstance(size, Sequence) else float(size)
+        for name, size in sizes.items()
+    }
+    dims = conv_dims(op, **numbers)
+    return (Kernel("conv", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype),)
+
+
+def _depthwise(op: str, dtype: str, sizes: Mapping[str, Any]) -> Kernel:
+    """One pass of a convolution with a group for every channel; it loops over what it writes, or the result."""
+    image = sizes["batch"] * sizes["in_channels"] * prod(sizes["in_size"])
+    result = sizes["batch"] * sizes["out_channels"] * prod(sizes["out_size"])
+    looped = image if op == "conv_data_gradient" else result
+    read = {"conv": image, "conv_data_gradient": result, "conv_weight_gradient": image + result}[op]
+    filters = sizes["out_channels"] * prod(sizes["window"])
+    written = filters if op == "conv_weight_gradient" else looped
+    dims = {
+        "rows": looped / sizes["out_channels"],
+        "cols": sizes["out_channels"],
+        "reads": (read if op == "conv_weight_gradient" else read + filters) / looped,
+        "writes": written / looped,
+        "taps": prod(sizes["window"]) * result / looped,
+    }
+    return Kernel("window", f"depthwise_{op}", {name: float(size) for name, size in dims.items()}, 1.0, dtype)

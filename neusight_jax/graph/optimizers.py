@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.graph.kernel import rowwise
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.memory import footprint, parameter_count, training_bytes
@@ -59,8 +60,8 @@ def flat_stream(parameters: float, moved_bytes: float, tensor_cores: bool, launc
       launches: kernels it is cut into.
     """
     rows = max(parameters / launches / COLS, 1.0)
-    dims = {"rows": rows, "cols": COLS, "reads": moved_bytes / 8.0, "writes": moved_bytes / 8.0}
-    return Kernel("stream" if tensor_cores else "elementwise", "pointwise", dims, launches, "fp32")
+    family, passes = "stream" if tensor_cores else "elementwise", moved_bytes / 8.0
+    return rowwise(family, "pointwise", rows, COLS, passes, passes, "fp32", launches)
 
 
 def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:

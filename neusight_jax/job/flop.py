@@ -11,13 +11,12 @@ from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import BACKWARD_ATTENTION
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job
-from neusight_jax.kernels import attention, conv, gemm, grouped_gemm
+from neusight_jax.kernels import attention, gemm, grouped_gemm
 from neusight_jax.kernels.table import PHASES
 from neusight_jax.workloads import num_gpus
 
 PRODUCTS: dict[str, Any] = {
-    **dict.fromkeys(("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4"), gemm.flop),
-    **dict.fromkeys(("conv", "tensor_conv"), conv.flop),
+    **dict.fromkeys(("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4", "conv", "tensor_conv"), gemm.flop),
     **dict.fromkeys(("prefill", "decode"), attention.flop),
     "grouped_gemm": grouped_gemm.flop,
 }

@@ -9,12 +9,12 @@ from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs import gpt2
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.build import eager_graph, model_type, unquantized
 from neusight_jax.graph.configs.config import Config, language_config, read_config
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
+from neusight_jax.graph.configs.eager_models import Respelled, record_gpt2
 from neusight_jax.graph.configs.parallel import part_of
 from neusight_jax.graph.configs.requests import Requests, requests
 from neusight_jax.graph.configs.shard import Shard
@@ -82,7 +82,7 @@ def job_config(config: str | Path | Mapping[str, Any]) -> Config:
     """
     parsed = unquantized(language_config(read_config(config)))
     if parsed.values.get("model_type") == "gpt2":
-        return gpt2.Respelled(parsed)
+        return Respelled(parsed)
     kind = model_type(parsed)
     if kind not in MODEL_TYPES:
         raise InputError(
@@ -196,7 +196,7 @@ def stage_of(
       layers: of the shard.
       lora: adapters that alone are trained, None = all weights are.
     """
-    if isinstance(config, gpt2.Respelled) and dtype == "fp32" and lora is None:
+    if isinstance(config, Respelled) and dtype == "fp32" and lora is None:
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     lengths = (sequence_length // layout.context,) * layout.micro_batch_size
     stored = precision(dtype, lora.weight_dtype if lora else None)
@@ -222,7 +222,7 @@ def stage_of(
 
 
 def _eager_stage(
-    config: gpt2.Respelled,
+    config: Respelled,
     model: Decoder,
     layout: Parallelism,
     shard: Shard,
@@ -233,7 +233,7 @@ def _eager_stage(
     for layer in model.layers:
         part_of(config.name, layer, layout.tensor, False)
     tape = Tape(True, "fp32")
-    gpt2.record(tape, config.eager, layout.micro_batch_size, sequence_length // layout.context, shard)
+    record_gpt2(tape, config.eager, layout.micro_batch_size, sequence_length // layout.context, shard)
     graph = eager_graph(config.eager, tape, layout.micro_batch_size, sequence_length)
     weights = Weights(tape.parameters, 0.0)
     return Stage(graph, layers, shard.embeds, shard.predicts, weights, weights)

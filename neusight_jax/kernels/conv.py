@@ -1,4 +1,5 @@
-"""Convolutions as implicit matrix products: forward, gradient of the data, gradient of the weights.
+"""Convolutions as implicit matrix products: forward, gradient of the data, gradient of the weights; `conv` in fp32,
+`tensor_conv` on tensor cores in every other dtype.
 
 Each pass of a convolution of `groups` groups is `groups` products M×K · K×N, never written out:
 
@@ -11,21 +12,39 @@ for 3×3). All three need 2·groups·M·N·K FLOP. A 3×3 window of stride 1 als
 multiply 2.25 and 4 times less (Lavin, Gray, CVPR 2016), as 16 and 36 products of transformed tiles. Libraries choose
 among these by shape, so the tile menu holds all three. The network does not see the window itself, as measured kernels
 have only one: 3×3.
+
+On tensor cores images lie with channels innermost (NHWC), as these want them. No network was fitted to convolutions
+there: they take that of `gemm`, the product has M, N and K of `conv`, the traffic of the convolution itself, and
+
+- K padded to whole chunks of 128 bytes of channels for each position of a window beyond 1×1, where channels need no
+  padding: the contraction goes through the window position by position (cuDNN's tiles take 64 of 16 bits), in tf32
+  chunks of 64 bytes, padded channels too (`tilesize128x128x16`: 16 of 32 bits);
+- channels padded to 16 bytes by kernels of their own (cuDNN's `nhwcAddPaddingKernel`), which write the tensor again.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, whole, whole_down
-from neusight_jax.kernels.gemm import MIN_SPLIT_STEPS, SPLITS, aligned, filled
+from neusight_jax.kernels.family import RELAXATION, Dims, Family, Work, is_multiple, whole, whole_down
+from neusight_jax.kernels.gemm import (
+    GEMM,
+    LOAD_BYTES,
+    MIN_SPLIT_STEPS,
+    SPLITS,
+    aligned,
+    filled,
+    flop,
+    product_features,
+    tensor_work,
+)
 
 _PRODUCT: tuple[str, ...] = ("batch", "m", "n", "k")
 _ELEMENTS: tuple[str, ...] = ("pixels", "image", "filter", "result")
@@ -56,6 +75,19 @@ TILES: tuple[tuple[int, int, int], ...] = (
 SAVINGS: tuple[float, float, float] = (1.0, 2.25, 4.0)
 """Factor by which each form makes fewer multiplications."""
 
+CHUNK_BYTES = 128.0
+"""Channels that a step of the contraction takes at least: a row of shared memory, 32 banks of 4 bytes."""
+TF32_CHUNK_BYTES = 64.0
+"""The same in tf32, by the names of cuDNN's kernels (`xmma_fprop_implicit_gemm_tf32f32 ... tilesize128x128x16`)."""
+PADDING_PASSES = 8.0
+"""Passes at the bandwidth of DRAM that padding the channels of a tensor takes, read and write together (fitted, H100:
+0.7 elements a clock and SM, on H200 too, so it is not its bandwidth that binds)."""
+PADDING_LAUNCHES = 2.0
+"""Launches that padding a tensor adds (fitted, H100: 4 us)."""
+
+WINDOW_BYTES = 1e20
+"""Traffic before the padded copy is read: more than any L2 keeps."""
+
 
 Sizes: TypeAlias = float | np.ndarray[Any, np.dtype[Any]]
 
@@ -84,13 +116,13 @@ def conv_dims(
       groups: of channels.
     """
     inner, outer = in_channels / groups, out_channels / groups
-    taps, steps = _product(window), _product(stride)
-    pixels_in, pixels_out = batch * _product(in_size), batch * _product(out_size)
-    eligible: Any = np.asarray(len(window) == 2) & (steps * _product(dilation) == 1)
+    taps, steps = prod(window), prod(stride)
+    pixels_in, pixels_out = batch * prod(in_size), batch * prod(out_size)
+    eligible: Any = np.asarray(len(window) == 2) & (steps * prod(dilation) == 1)
     for side in window:
         eligible = eligible & (side == 3)
     image = in_size if op == "conv_data_gradient" else out_size
-    tiles = [eligible * batch * _product([np.ceil(size / side) for size in image]) for side in (2.0, 4.0)]
+    tiles = [eligible * batch * prod([np.ceil(size / side) for size in image]) for side in (2.0, 4.0)]
     tensors = (in_channels * pixels_in, groups * inner * outer * taps, out_channels * pixels_out)
     sizes: tuple[Sizes, Sizes, Sizes]
     if op == "conv_weight_gradient":
@@ -102,16 +134,7 @@ def conv_dims(
     else:
         sizes, channels = (pixels_out, outer, inner * taps), inner
         forms = [size for count in tiles for size in (count, inner * (count > 0))]
-    return dict(zip((*DIMS, CHANNELS), (groups, *sizes, _product(out_size), *tensors, *forms, channels), strict=True))
-
-
-def _product(sizes: Sequence[Sizes]) -> Any:
-    return functools.reduce(operator.mul, sizes, 1.0)
-
-
-def flop(dims: AnyDims) -> Any:
-    """Arithmetic of the direct form, 2·groups·M·N·K FLOP."""
-    return 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
+    return dict(zip((*DIMS, CHANNELS), (groups, *sizes, prod(out_size), *tensors, *forms, channels), strict=True))
 
 
 def elements_moved(dims: Dims) -> Float[Array, " kernel"]:
@@ -177,6 +200,56 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     return jnp.stack([*logs, *fills, *multiples], axis=-1)
 
 
+def _up(size: Float[Array, " kernel"], to: Float[Array, " kernel"], dims: Dims) -> Float[Array, " kernel"]:
+    return whole(size / to, dims) * to
+
+
+def _channels(dims: Dims) -> Float[Array, " kernel"]:
+    channels = dims.get(CHANNELS, jnp.zeros_like(dims["k"]))
+    return jnp.where(channels > 0, channels, dims["k"])
+
+
+def _padded_product(dims: Dims, element_bytes: Float[Array, " kernel"]) -> dict[str, Float[Array, " kernel"]]:
+    """The implicit product, channels padded."""
+    channels = _channels(dims)
+    positions = dims["k"] / channels
+    is_tf32 = element_bytes >= 4.0
+    chunked = (positions > 1.0) & ((_padded(channels, element_bytes, dims) == 0.0) | is_tf32)
+    chunk = jnp.where(chunked, jnp.where(is_tf32, TF32_CHUNK_BYTES, CHUNK_BYTES), LOAD_BYTES) / element_bytes
+    padded_k = positions * _up(channels, chunk, dims)
+    padded_n = _up(dims["n"], LOAD_BYTES / element_bytes, dims)
+    product = {"batch": dims["batch"], "m": dims["m"], "n": padded_n, "k": padded_k}
+    return {**product, RELAXATION: dims[RELAXATION]} if RELAXATION in dims else product
+
+
+def _padded(
+    size: Float[Array, " kernel"], element_bytes: Float[Array, " kernel"], dims: Dims
+) -> Float[Array, " kernel"]:
+    return jnp.where(is_multiple(size, LOAD_BYTES / element_bytes, dims), 0.0, 1.0)
+
+
+def _tensor_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    product = tensor_work(_padded_product(dims, element_bytes), element_bytes)
+    read, written = _padded(_channels(dims), element_bytes, dims), _padded(dims["n"], element_bytes, dims)
+    again = PADDING_PASSES * (read * dims["image"] + written * dims["result"])
+    return replace(
+        product,
+        flop=flop(dims),
+        bytes_moved=elements_moved(dims) * element_bytes,
+        fetched_bytes=again * element_bytes,
+        window_bytes=jnp.full_like(again, WINDOW_BYTES),
+        more_launches=PADDING_LAUNCHES * (read + written),
+    )
+
+
+def _tensor_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    product = _padded_product(dims, element_bytes)
+    features = product_features(product, element_bytes, (16.0, 128.0), (64.0, 256.0), 1.0)
+    moved, total = elements_moved(dims) * element_bytes, features[:, 4]
+    # The traffic is that of the convolution, not of the product it is written as.
+    return features.at[:, 5].set(jnp.log(moved)).at[:, 6].set(total - jnp.log(moved))
+
+
 def _tile_name(form: int, rows: int, cols: int) -> str:
     return f"winograd{FORMS[form]} {rows}x{cols}" if form else f"{rows}x{cols}"
 
@@ -191,4 +264,13 @@ CONV = Family(
     work=_work,
     features=_features,
     alternatives=True,
+)
+TENSOR_CONV = replace(
+    GEMM,
+    name="tensor_conv",
+    ops=OPS,
+    dims=DIMS,
+    options=((CHANNELS, 0.0),),
+    work=_tensor_work,
+    features=_tensor_features,
 )

@@ -12,14 +12,11 @@ from importlib.metadata import EntryPoint, entry_points
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.attention import DECODE, PREFILL
 from neusight_jax.kernels.collective import COLLECTIVE
-from neusight_jax.kernels.conv import CONV
+from neusight_jax.kernels.conv import CONV, TENSOR_CONV
 from neusight_jax.kernels.family import Family, Operator
-from neusight_jax.kernels.gemm import BMM, LINEAR
+from neusight_jax.kernels.gemm import BMM, FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8, LINEAR
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM
-from neusight_jax.kernels.rowwise import COUNTED, ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED
-from neusight_jax.kernels.tensor_conv import TENSOR_CONV
-from neusight_jax.kernels.tensor_gemm import FAMILY_BY_DTYPE, GEMM, GEMM_FP4, GEMM_FP8
-from neusight_jax.kernels.window import WINDOW
+from neusight_jax.kernels.rowwise import COUNTED, ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED, WINDOW
 
 GROUP = "neusight_jax.families"
 """Entry points of this group are families (`Family`), each `name = "module:FAMILY"`."""

@@ -1,4 +1,5 @@
-"""Matrix products M×K · K×N, K the contraction: `linear` (one product, with bias) and `bmm` (a batch of them).
+"""Matrix products M×K · K×N, K the contraction: `linear` (one product, with bias) and `bmm` (a batch of them) in fp32,
+`gemm` and its like on tensor cores in every other dtype.
 
 K×N are the weights. They may be stored narrower than the product's dtype and widened on the way to the arithmetic
 (`WEIGHT_SHARE`): less traffic, the same FLOP. How long the widening takes was never measured, and networks see the
@@ -8,13 +9,14 @@ product as if nothing were narrow, so that narrower weights never take longer. W
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import (
+    SCALE_BLOCK,
     TILE,
     UNPACK,
     WEIGHT_SHARE,
@@ -38,13 +40,31 @@ TILES: tuple[tuple[int, int], ...] = (
     (128, 128),
 )
 """Output tile of one thread block, rows of M × columns of N: what SIMT GEMM libraries launch in fp32."""
+TENSOR_TILES: tuple[tuple[int, int], ...] = ((16, 64), (64, 64), (128, 128), (128, 256))
+"""The same on tensor cores, of one block or a pair of them: tiles of cuBLAS and CUTLASS."""
 
 SPLITS: tuple[int, ...] = (1, 2, 4, 8, 16)
+TENSOR_SPLITS: tuple[int, ...] = (*SPLITS, 32)
 """Ways the contraction may be cut over blocks (split-K)."""
 
-MIN_SPLIT_STEPS = 128.0
+MIN_SPLIT_STEPS, TENSOR_SPLIT_STEPS = 128.0, 256.0
 """Shortest contraction a split-K block is given; a shape-only rule, so that choosing a split keeps slopes monotone."""
 
+LOAD_BYTES = 16.0
+"""The widest load of a thread, and what rows must start on for libraries to take it. cuBLAS has kernels for rows
+aligned to 16 bytes, to 4 (`align2` of 16 bits, `align1` of tf32) and to one element, none between (names of kernels
+launched on H100). NVIDIA's Matrix Multiplication Background asks for multiples of 16 bytes."""
+NARROW_SPLITS: tuple[int, ...] = (1, 2, 4)
+NARROW_SPLIT_STEPS = 1024.0
+"""Ways the contraction is cut, and the shortest a block is given, in kernels of narrow loads (fitted, H100)."""
+LOADS_PER_CYCLE = 4.0
+"""Loads an SM makes a clock, of whatever width: the 64 B/clk from L2 (`Physics.l2_bytes_per_cycle`) in loads of 16
+bytes; narrower ones keep their slots. Not fitted; H100 and H200 were measured at 3.2, the same for all widths."""
+
+HARDWARE_BLOCK = 32.0
+"""Largest block whose scales matrix units take themselves (OCP Microscaling Formats 1.0)."""
+SCALE_FLOP = 4.0
+"""fp32 FLOP slots of a result for every block of scales beyond that: the product of both scales, and a multiply-add."""
 
 DIRECTIONS: tuple[int, ...] = (2, 4, 6)
 """Features a device effect may tilt along: the contraction (page reach), FLOP (heating up) and intensity."""
@@ -178,6 +198,44 @@ def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
 
 
+def tensor_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work of a product on tensor cores."""
+    return split_work(dims, element_bytes, TENSOR_TILES, TENSOR_SPLITS, TENSOR_SPLIT_STEPS)
+
+
+def loaded_bytes(
+    sizes: tuple[Float[Array, " kernel"], ...], element_bytes: Float[Array, " kernel"], dims: Dims
+) -> Float[Array, " kernel"]:
+    """Bytes of a load where rows of these sizes lie one after the other: 16, or 4 where that divides them, or one
+    element."""
+    load = jnp.full_like(element_bytes, LOAD_BYTES)
+    for size in sizes:
+        narrow = jnp.where(is_multiple(size, 4.0 / element_bytes, dims), 4.0, element_bytes)
+        widest = is_multiple(size, LOAD_BYTES / element_bytes, dims)
+        load = jnp.minimum(load, jnp.where(widest, LOAD_BYTES, jnp.maximum(narrow, element_bytes)))
+    return load
+
+
+def _aligned_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work where rows of both operands and the result (contraction innermost, or N) may not start on 16 bytes."""
+    load = loaded_bytes((dims["k"], dims["n"]), element_bytes, dims)[:, None, None]
+    narrow = split_work(dims, element_bytes, TENSOR_TILES, NARROW_SPLITS, NARROW_SPLIT_STEPS)
+    clocks = narrow.block_bytes / load / LOADS_PER_CYCLE
+    return replace(
+        tensor_work(dims, element_bytes),
+        load_blocks=narrow.blocks,
+        load_cycles=jnp.where(load < LOAD_BYTES, clocks, 0.0),
+    )
+
+
+def _scaled_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work where partial sums of every block of the contraction are scaled on the vector path."""
+    block = dims.get(SCALE_BLOCK, jnp.zeros_like(dims["k"]))
+    scaled = block > HARDWARE_BLOCK
+    blocks_per_step = jnp.where(scaled, 1.0 / jnp.where(scaled, block, 1.0), 0.0)
+    return replace(tensor_work(dims, element_bytes), vector_flop=0.5 * SCALE_FLOP * blocks_per_step * flop(dims))
+
+
 def aligned(size: Float[Array, " kernel"], to: float, dims: Dims) -> Float[Array, " kernel"]:
     """1 where a size is a multiple, else 0."""
     return jnp.where(is_multiple(size, to, dims), 1.0, 0.0)
@@ -215,20 +273,50 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     return product_features(dims, element_bytes, (32.0, 128.0), (32.0, 128.0), 4.0)
 
 
-def _family(name: str, work: Callable[[Dims, Float[Array, " kernel"]], Work]) -> Family:
-    return Family(
-        name=name,
-        ops=(name,),
-        dims=("batch", "m", "n", "k"),
-        options=OPTIONS,
-        tiles=tuple(f"{rows}x{cols}" for rows, cols in TILES),
-        matrix=True,
-        network=name,
-        work=work,
-        features=_features,
-        directions=DIRECTIONS,
-    )
+def _tensor_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
+    return product_features(dims, element_bytes, (16.0, 128.0), (64.0, 256.0), 8.0)
 
 
-LINEAR = _family("linear", _linear_work)
-BMM = _family("bmm", _bmm_work)
+def _names(tiles: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    return tuple(f"{rows}x{cols}" for rows, cols in tiles)
+
+
+LINEAR = Family(
+    name="linear",
+    ops=("linear",),
+    dims=("batch", "m", "n", "k"),
+    options=OPTIONS,
+    tiles=_names(TILES),
+    matrix=True,
+    network="linear",
+    work=_linear_work,
+    features=_features,
+    directions=DIRECTIONS,
+)
+BMM = replace(LINEAR, name="bmm", ops=("bmm",), network="bmm", work=_bmm_work)
+GEMM = Family(
+    name="gemm",
+    ops=("linear", "bmm", "expert"),
+    dims=LINEAR.dims,
+    options=OPTIONS,
+    tiles=_names(TENSOR_TILES),
+    matrix=True,
+    network="gemm",
+    work=_aligned_work,
+    features=_tensor_features,
+    tensor_core=True,
+    generations="tensor",
+    l2_operands=True,
+)
+"""Sixteen-bit operands, and tf32."""
+GEMM_FP8 = replace(GEMM, name="gemm_fp8", network="gemm_fp8", work=_scaled_work, options=(*OPTIONS, (SCALE_BLOCK, 0.0)))
+"""Eight-bit operands, quantization of the activations included: what frameworks launch for them differs more."""
+GEMM_FP4 = replace(GEMM, name="gemm_fp4", network="gemm_fp4", work=tensor_work)
+"""Four-bit operands with block scales (nvfp4)."""
+
+FAMILY_BY_DTYPE: dict[str, Family] = {
+    **dict.fromkeys(("tf32", "bf16", "fp16"), GEMM),
+    **dict.fromkeys(("fp8", "int8"), GEMM_FP8),
+    "fp4": GEMM_FP4,
+}
+"""Family of a product by dtype, where that is not fp32."""

@@ -2,6 +2,12 @@
 
 Their dims say how many full rows × cols tensors a launch reads and writes (`reads`, `writes`; fractions are fine: a
 broadcast operand counts its share). Their FLOP count matters little, their bytes are everything.
+
+Kernels that read a window for each output are among them: depthwise convolutions, pooling, cumulative sums.
+They stream images as elementwise kernels do, on the vector path whatever the dtype. A tap of the window is one load and
+one multiply-add (or comparison), and the output is one store. Neighbours share most of a window, so that its loads hit
+a cache: they cost slots of the SM, not traffic. No network was fitted to these kernels: they take that of elementwise
+ones.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from neusight_jax.kernels.family import Dims, Family, RowPasses, Work, is_multiple, whole
+from neusight_jax.kernels.gemm import LOADS_PER_CYCLE
 
 DIMS: tuple[str, ...] = ("rows", "cols", "reads", "writes")
 TRAFFIC_DIMS: tuple[str, ...] = ("reads", "writes", "scattered", "window")
@@ -37,7 +44,7 @@ LOADED_ELEMENTS = 4.0
 """Elements that a thread of a row reduction loads at a time: 16 bytes of fp32."""
 FLOP_PER_ELEMENT: dict[str, float] = {
     **{"elementwise": 1.0, "strided": 1.0, "softmax": 5.0, "norm": 6.0, "memory": 0.0},
-    **{"stream": 1.0, "reduction": 6.0},
+    **{"stream": 1.0, "reduction": 6.0, "counted": 0.0},
 }
 """Arithmetic per element by family, as the reference counts it; a memory kernel counts none."""
 
@@ -74,16 +81,14 @@ def _streamed(
     )
 
 
-def _by_elements(
-    name: str, flop_per_element: float, ops: tuple[str, ...], network: str, graphed: bool = False
-) -> Family:
+def _by_elements(name: str, ops: tuple[str, ...], graphed: bool = False) -> Family:
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
         blocks = whole(elements(dims)[:, None] / tile, dims)
-        return _streamed(dims, element_bytes, flop_per_element, blocks, jnp.broadcast_to(tile, blocks.shape))
+        return _streamed(dims, element_bytes, FLOP_PER_ELEMENT[name], blocks, jnp.broadcast_to(tile, blocks.shape))
 
     tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return _rowwise(name, ops, tiles, network, work, _stream_features, graphed)
+    return _rowwise(name, ops, tiles, name if graphed else "elementwise", work, _stream_features, graphed)
 
 
 def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
@@ -91,6 +96,19 @@ def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     work = MEMORY.work(dims, element_bytes)
     block_flop = jnp.maximum(dims["flop"][:, None, None] / work.blocks, work.block_flop)
     return replace(work, flop=dims["flop"], block_flop=block_flop)
+
+
+def _window_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    streamed, taps = ELEMENTWISE.work(dims, element_bytes), dims["taps"]
+    # A multiply-add waits for its load.
+    block_taps = streamed.block_flop * taps[:, None, None]
+    return replace(
+        streamed,
+        flop=2.0 * taps * elements(dims),
+        block_flop=2.0 * block_taps,
+        load_blocks=streamed.blocks,
+        load_cycles=streamed.block_flop * (taps + 1.0)[:, None, None] / LOADS_PER_CYCLE,
+    )
 
 
 def _softmax_passes(dims: Dims, element_bytes: Float[Array, " kernel"]) -> RowPasses:
@@ -132,7 +150,6 @@ def _passes(
 
 def _by_rows(
     name: str,
-    flop_per_element: float,
     ops: tuple[str, ...],
     passes: Callable[[Dims, Float[Array, " kernel"]], RowPasses] | None = None,
     graphed: bool = False,
@@ -140,7 +157,7 @@ def _by_rows(
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
         blocks = whole(dims["rows"][:, None] / tile, dims)
-        streamed = _streamed(dims, element_bytes, flop_per_element, blocks, tile * dims["cols"][:, None])
+        streamed = _streamed(dims, element_bytes, FLOP_PER_ELEMENT[name], blocks, tile * dims["cols"][:, None])
         return streamed if passes is None else replace(streamed, row_passes=passes(dims, element_bytes))
 
     tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
@@ -194,19 +211,13 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
-ELEMENTWISE = _by_elements("elementwise", FLOP_PER_ELEMENT["elementwise"], ELEMENTWISE_OPS, "elementwise")
+ELEMENTWISE = _by_elements("elementwise", ELEMENTWISE_OPS)
 STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
-STRIDED = replace(_by_elements("strided", FLOP_PER_ELEMENT["strided"], STRIDED_OPS, "elementwise"), dims=STRIDED_DIMS)
+STRIDED = replace(_by_elements("strided", STRIDED_OPS), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
-SOFTMAX = _by_rows(
-    "softmax",
-    FLOP_PER_ELEMENT["softmax"],
-    ("softmax", "softmax_backward"),
-    _softmax_passes,
-)
+SOFTMAX = _by_rows("softmax", ("softmax", "softmax_backward"), _softmax_passes)
 NORM = _by_rows(
     "norm",
-    FLOP_PER_ELEMENT["norm"],
     (
         *("layernorm", "layernorm_backward", "layernorm_weight_gradient"),
         *("batchnorm_channels", "batchnorm_channels_backward", "groupnorm", "groupnorm_backward"),
@@ -217,7 +228,6 @@ NORM = _by_rows(
 together, a block a channel. Their reads are those of one pass."""
 MEMORY = _by_elements(
     "memory",
-    FLOP_PER_ELEMENT["memory"],
     (
         "embedding",
         "embedding_backward",
@@ -237,20 +247,19 @@ MEMORY = _by_elements(
         "batchnorm_backward",
         "unmodelled",
     ),
-    "elementwise",
 )
 
-COUNTED = replace(
-    _by_elements("counted", 0.0, ("fft", "unmodelled"), "elementwise"), dims=(*DIMS, "flop"), work=_counted_work
-)
+COUNTED = replace(_by_elements("counted", ("fft", "unmodelled")), dims=(*DIMS, "flop"), work=_counted_work)
 """Operators known by their FLOP and bytes alone, on the vector path: FFTs, and unmodelled ones whose FLOP a textbook
 counts (factorisations, products in a dtype without a rate)."""
 
-STREAM = _by_elements(
-    "stream", FLOP_PER_ELEMENT["stream"], ("quantize", "pointwise", "add", "gelu", "embedding"), "stream", graphed=True
-)
+STREAM = _by_elements("stream", ("quantize", "pointwise", "add", "gelu", "embedding"), graphed=True)
 """Elementwise kernels of serving frameworks, inside CUDA graphs; fitted to the quantization of activations."""
-REDUCTION = _by_rows(
-    "reduction", FLOP_PER_ELEMENT["reduction"], ("quantize_rows", "layernorm", "softmax"), graphed=True
-)
+REDUCTION = _by_rows("reduction", ("quantize_rows", "layernorm", "softmax"), graphed=True)
 """Their row reductions, likewise; fitted to quantization with a scale for each row."""
+WINDOW_OPS: tuple[str, ...] = (
+    *("depthwise_conv", "depthwise_conv_data_gradient", "depthwise_conv_weight_gradient"),
+    *("pool", "pool_backward", "scan"),
+)
+WINDOW = replace(ELEMENTWISE, name="window", ops=WINDOW_OPS, dims=(*ELEMENTWISE.dims, "taps"), work=_window_work)
+"""Rows × cols are the elements of what a pass loops over, `taps` the loads of each of them."""

@@ -12,9 +12,8 @@ from jaxtyping import Array, ArrayLike, Float
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.gemm import flop
+from neusight_jax.kernels.gemm import GEMM, GEMM_FP8, LOAD_BYTES, flop, loaded_bytes
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable
-from neusight_jax.kernels.tensor_gemm import GEMM, GEMM_FP8, LOAD_BYTES, loaded_bytes
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.software import LEARNED, Software
 

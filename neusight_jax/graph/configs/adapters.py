@@ -8,7 +8,7 @@ from typing import Any
 
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import Config, shown, whole
-from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.graph.kernel import matrix_product, rowwise
 from neusight_jax.graph.quantization.modules import modules_of, names
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.records import Record
@@ -88,8 +88,7 @@ def adapter_kernels(
     """
 
     def added(cols: int, passes: float) -> Kernel:
-        dims = {"rows": float(rows), "cols": float(cols), "reads": passes, "writes": passes / 2.0 + 0.5}
-        return Kernel(stream, "pointwise", dims, 1.0, dtype)
+        return rowwise(stream, "pointwise", rows, cols, passes, passes / 2.0 + 0.5, dtype)
 
     down, up = (rank, width), (features, rank)
     forward = [matrix_product(1, rows, *size, dtype) for size in (down, up)]

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes, dtype_index
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.graph.configs import bert, decoder, gpt2, opt, switch, vit
+from neusight_jax.graph.configs import decoder, switch
 from neusight_jax.graph.configs.adapters import Lora, lora_of
 from neusight_jax.graph.configs.config import (
     Config,
@@ -25,14 +25,20 @@ from neusight_jax.graph.configs.config import (
     whole,
 )
 from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder
-from neusight_jax.graph.configs.eager import ATTENTIONS, EXECUTIONS, as_eager
-from neusight_jax.graph.configs.fusion import fuse
-from neusight_jax.graph.configs.llama_cpp import ENGINES, LLAMA_CPP, as_llama_cpp
+from neusight_jax.graph.configs.eager_models import Respelled, record_bert, record_gpt2, record_opt
+from neusight_jax.graph.configs.execution import (
+    ATTENTIONS,
+    ENGINES,
+    EXECUTIONS,
+    LLAMA_CPP,
+    as_eager,
+    as_llama_cpp,
+)
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all, requests
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
 from neusight_jax.graph.configs.step import Step, precision
-from neusight_jax.graph.configs.tape import Tape
-from neusight_jax.graph.graph import MODES, Footprint, Graph
+from neusight_jax.graph.configs.tape import Tape, fuse
+from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.kernel import FLASH
 from neusight_jax.graph.keys import Keys, unread_notes
 from neusight_jax.graph.optimizers import with_states
@@ -44,24 +50,19 @@ from neusight_jax.units import GIB
 # Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels.
 
 ARCHITECTURES: dict[str, Callable[[Tape, Config, int, int], None]] = {
-    "bert": bert.record,
-    "roberta": bert.record,
-    "gpt2": gpt2.record,
-    "opt": opt.record,
+    "bert": record_bert,
+    "roberta": record_bert,
+    "gpt2": record_gpt2,
+    "opt": record_opt,
     "switch_transformers": switch.record,
 }
 """Recorders of eager PyTorch models by `model_type`. A new architecture is one new file and one line here."""
 
 
-class StepRecorder(Protocol):
-    """Writes a step of a model as serving and training frameworks run it."""
-
-    def __call__(self, step: Step, config: Config, tensor_parallel: int = 1, expert_parallel: int = 1) -> None:
-        """Write the step."""
-        ...
-
-
-STEP_ARCHITECTURES: dict[str, StepRecorder] = {**dict.fromkeys(decoder.MODEL_TYPES, decoder.record), "vit": vit.record}
+STEP_ARCHITECTURES: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(MODEL_TYPES, decoder.record),
+    "vit": decoder.record_vit,
+}
 """Recorders of models with fused kernels by `model_type`."""
 
 
@@ -139,20 +140,6 @@ def assumed_length(
     return usual, [f"sequence length {usual:,} assumed"]
 
 
-class _Limit(Config):
-    """A config that remembers the limit its recorder asks it to check."""
-
-    longest: int | None = None
-
-    def limit_sequence(self, sequence: int, key: str, reserved: int = 0, positions: int | None = None) -> int:
-        """Check a sequence, and keep the limit in `longest`.
-
-        Args: as of `Config.limit_sequence`.
-        """
-        self.longest = super().limit_sequence(sequence, key, reserved, positions)
-        return self.longest
-
-
 def longest_sequence(config: str | Path | Mapping[str, Any]) -> int | None:
     """Positions a model has, or None if it has no limit; `InputError` for an unusable config."""
     return longest_of(language_config(read_config(config)))
@@ -164,12 +151,12 @@ def longest_of(config: Config) -> int | None:
     if kind in MODEL_TYPES:
         read_decoder(config, 1)
         return positions_of(config)
-    limit = _Limit(config.name, config.values, config.defaults)
+    probe = config.like(config.values)  # its recorder knows the limit, and checks it
     if kind in STEP_ARCHITECTURES:
-        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), limit)
+        STEP_ARCHITECTURES[kind](Step(requests(1, 1, "inference"), precision("fp32")), probe)
     else:
-        ARCHITECTURES[kind](Tape(False, "fp32"), limit, 1, 1)
-    return limit.longest
+        ARCHITECTURES[kind](Tape(False, "fp32"), probe, 1, 1)
+    return probe.longest
 
 
 def _tape(
@@ -240,31 +227,50 @@ def graph_from_config(
       lora: mode "training", decoders: adapters that alone are trained (with a quantized model QLoRA); None = all
         weights are.
       experts: mode "training": how products of experts are launched, one of `shard.EXPERTS`; None = looped.
-      execution: what runs the model, one of `eager.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
+      execution: what runs the model, one of `execution.EXECUTIONS`; None = "engine" for decoders and ViT, and for all
         others PyTorch's kernels one by one, whose host takes no time. "eager" also counts the host: a step takes no
         less than launching its kernels.
-      attention: one of `eager.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
-      engine: of a decoder's forward step, one of `llama_cpp.ENGINES`; None = that of a server, llama.cpp for weights of
+      attention: one of `execution.ATTENTIONS`; None = "unfused" where `execution` is "eager", else "flash" in 16 bits.
+      engine: of a decoder's forward step, one of `execution.ENGINES`; None = that of a server, llama.cpp for weights of
         GGUF.
     Raises: InputError for an unusable config or workload.
     """
     fused = _fused(fused, execution, attention)
     weight_dtype = weight_dtype or (lora.weight_dtype if lora else None)
     attention = attention or ("unfused" if execution == "eager" else None)
-    graph = _graph(
-        config,
-        batch_size,
-        sequence_length,
-        mode,
-        dtype,
-        fused,
-        {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "experts": experts},
-        {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel},
-        lora,
-        execution,
-        attention,
-        engine,
-    )
+    options = {"kv_length": kv_length, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "experts": experts}
+    parsed = language_config(read_config(config))
+    kind = model_type(parsed)
+    if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
+        parsed.stored_bytes = None  # other weights are asked for than the files have
+    engine, dtype, engine_notes = _engine(parsed, engine, execution, mode, dtype, weight_dtype)
+    dtype, notes = assumed_dtype(parsed, dtype)
+    notes = [*engine_notes, *notes]
+    sequence_length, more = assumed_length(parsed, sequence_length, mode, kv_length)
+    parsed.notes = [*notes, *more, *parsed.notes]
+    # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
+    trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
+    if kind == "gpt2" and (trained_fused or execution == "engine"):
+        parsed = Respelled(parsed)
+        kind = model_type(parsed)
+    if kind in STEP_ARCHITECTURES:
+        lora = _adapters(parsed, kind, mode, lora)
+        devices = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
+        graph = _step_graph(parsed, kind, batch_size, sequence_length, mode, dtype, options, devices, lora)
+        if engine == LLAMA_CPP:
+            graph = as_llama_cpp(graph)
+        elif execution == "eager":
+            graph = _eager_step(parsed, kind, graph, attention)
+        return with_states(graph, optimizer, gradient_dtype)
+    if execution == "engine":
+        raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
+    split = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    split = {name: devices for name, devices in split.items() if devices != 1}
+    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora, **split})
+    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
+    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+    trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
+    graph = replace(graph, launched="eager" if trained or execution == "eager" else "host")
     return with_states(graph, optimizer, gradient_dtype)
 
 
@@ -280,65 +286,6 @@ def _fused(fused: bool | None, execution: str | None, attention: str | None) -> 
     if fused is not None:
         raise InputError(f"execution is {execution} and fused is {fused}: both say how it runs; leave fused out")
     return None if execution == "engine" else execution == "compiled"
-
-
-def _graph(
-    config: str | Path | Mapping[str, Any] | Config,
-    batch_size: int,
-    sequence_length: Lengths | None,
-    mode: str,
-    dtype: str | None,
-    fused: bool | None,
-    options: Mapping[str, Any],
-    split: Mapping[str, int],
-    lora: Lora | None,
-    execution: str | None,
-    attention: str | None,
-    engine: str | None,
-) -> Graph:
-    """`graph_from_config` without an optimizer; `options`: what only decoders have, `split`: over how many devices."""
-    parsed = language_config(read_config(config))
-    kind = model_type(parsed)
-    if dtype is not None and not has_quantization(parsed.values) and dtype != _stored_dtype(parsed):
-        parsed.stored_bytes = None  # other weights are asked for than the files have
-    engine, dtype, engine_notes = _engine(parsed, engine, execution, mode, dtype, options["weight_dtype"])
-    dtype, notes = assumed_dtype(parsed, dtype)
-    notes = [*engine_notes, *notes]
-    sequence_length, more = assumed_length(parsed, sequence_length, mode, options["kv_length"])
-    parsed.notes = [*notes, *more, *parsed.notes]
-    # Training frameworks run GPT-2 in 16 bits with the fused kernels of a decoder.
-    trained_fused = mode == "training" and fused is None and (dtype != EAGER_DTYPE or lora)
-    if kind == "gpt2" and (trained_fused or execution == "engine"):
-        parsed = gpt2.Respelled(parsed)
-        kind = model_type(parsed)
-    if kind in STEP_ARCHITECTURES:
-        lora = _adapters(parsed, kind, mode, lora)
-        tensor, expert = (whole(name, split[name]) for name in ("tensor_parallel", "expert_parallel"))
-        graph = _step_graph(
-            parsed,
-            kind,
-            batch_size,
-            sequence_length,
-            mode,
-            dtype,
-            options["kv_length"],
-            options["weight_dtype"],
-            options["kv_dtype"],
-            (tensor, expert),
-            lora,
-            options["experts"],
-        )
-        if engine == LLAMA_CPP:
-            return replace(as_llama_cpp(graph), options={**graph.options, "engine": engine})
-        return graph if execution != "eager" else _eager_step(parsed, kind, graph, attention)
-    if execution == "engine":
-        raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
-    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora}, **split)
-    eager = execution == "eager"
-    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
-    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
-    trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
-    return replace(graph, launched="eager" if trained or eager else "host")
 
 
 def _engine(
@@ -422,7 +369,7 @@ def eager_graph(config: Config, tape: Tape, batch_size: int, sequence_length: in
     )
 
 
-def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str, Any], **split: int) -> None:
+def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str, Any]) -> None:
     """`InputError` for what only decoders have."""
     if mode in STEP_MODES and mode not in MODES:
         raise InputError(
@@ -431,27 +378,15 @@ def _refuse_for_eager(config: Config, kind: str, mode: str, options: Mapping[str
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
-    for name, devices in split.items():
-        if devices != 1:
-            raise InputError(f"{config.name}: {name} is for decoders; leave it out for {kind}")
     if has_quantization(config.values):
         raise InputError(f"{config.name}: its quantization_config is read for decoders only; take it out for {kind}")
 
 
-def _step_graph(
-    config: Config,
-    kind: str,
-    batch_size: int,
-    sequence_length: Lengths,
-    mode: str,
-    dtype: str,
-    kv_length: Lengths | None,
-    weight_dtype: str | None,
-    kv_dtype: str | None,
-    split: tuple[int, int],
-    lora: Lora | None,
-    experts: str | None,
-) -> Graph:
+def _check_step(
+    config: Config, kind: str, mode: str, dtype: str, options: Mapping[str, Any], split: tuple[int, int]
+) -> None:
+    """`InputError` for a step of a model with fused kernels that it does not have."""
+    weight_dtype, experts = options["weight_dtype"], options["experts"]
     allowed = MODES if kind == "vit" else STEP_MODES
     if mode not in allowed:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(allowed)}")
@@ -464,17 +399,33 @@ def _step_graph(
         )
     if experts is not None and (mode != "training" or experts not in EXPERTS):
         raise InputError(f"experts is {experts!r}, expected {' or '.join(EXPERTS)}, with mode training")
-    for name in (dtype, kv_dtype):
+    for name in (dtype, options["kv_dtype"]):
         if name is not None:
             dtype_index(name)
     if weight_dtype is not None and mixture_of(weight_dtype) is None:
         stored_as(weight_dtype)
-    batch = requests(batch_size, sequence_length, mode, kv_length)
+
+
+def _step_graph(
+    config: Config,
+    kind: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    mode: str,
+    dtype: str,
+    options: Mapping[str, Any],
+    split: tuple[int, int],
+    lora: Lora | None,
+) -> Graph:
+    """The graph of a step with fused kernels; `options`: arguments of `graph_from_config` that decoders alone have."""
+    _check_step(config, kind, mode, dtype, options, split)
+    weight_dtype, experts = options["weight_dtype"], options["experts"]
+    batch = requests(batch_size, sequence_length, mode, options["kv_length"])
     # The catalog has models as they are published, some of them quantized after training.
     if mode == "training" and config.catalog and weight_dtype is None:
         config = unquantized(config)
     quantization = quantization_of(config, weight_dtype)
-    dtypes = precision(dtype, weight_dtype, kv_dtype, quantization)
+    dtypes = precision(dtype, weight_dtype, options["kv_dtype"], quantization)
     unwritten = quantization or lora or split != (1, 1) or dtypes.activations not in FLASH
     if config.shape is not None and config.shape.is_traced and unwritten:
         raise InputError(
@@ -487,7 +438,10 @@ def _step_graph(
     STEP_ARCHITECTURES[kind](step, config, *split)
     if lora is not None:
         lora.check(step.adapted)
-    options = {
+    footprint = step.footprint()
+    if trained and weight_dtype is None and quantization is None:  # two bytes at least, whatever its products run in
+        footprint = replace(footprint, weights=max(dtype_bytes(step.precision.products), 2.0) * step.parameters)
+    figures = {
         "new_tokens": one_or_all(batch.queries),
         "kv_length": one_or_all(batch.context),
         "weight_dtype": "/".join(scheme.name for scheme in step.ledger.schemes) or step.precision.weights,
@@ -506,8 +460,8 @@ def _step_graph(
         sequence_length=max(batch.context),
         fused=True,
         tokens=batch.tokens,
-        footprint=_kept_wide(step) if trained and weight_dtype is None and quantization is None else step.footprint(),
-        options=options,
+        footprint=footprint,
+        options=figures,
         notes=(
             *config.notes,
             *reading_notes(config, step.parameter_bytes if split == (1, 1) and weight_dtype is None else None),
@@ -518,12 +472,6 @@ def _step_graph(
         context_bytes=step.context_bytes if step.serving else 0.0,
         launched="eager" if trained else "graph",
     )
-
-
-def _kept_wide(step: Step) -> Footprint:
-    """Memory of a training step, whose weights are of two bytes at least whatever its products run in."""
-    size = max(dtype_bytes(step.precision.products), 2.0)
-    return replace(step.footprint(), weights=size * step.parameters)
 
 
 def quantization_of(config: Config, weight_dtype: str | None) -> Quantization | None:

@@ -29,6 +29,8 @@ KINDS: tuple[tuple[str, str], ...] = (
     (r"Model$", "none"),
 )
 """Kinds of classes by what is in their names, the first that matches; "" for all others."""
+SCORES: dict[str, bool] = {"sequence labels": False, "token labels": True, "answer span": True}
+"""Kinds of classes of a decoder that score every token, and whether the product has a bias."""
 AUXILIARY = 3
 """Layers of the target whose hidden states EAGLE-3 joins, where a config does not list them."""
 
@@ -68,6 +70,11 @@ def eager_kind(config: Config, usual: str, *others: str) -> str:
         note = f"architectures {shown(class_name(config))}: its head is not written here, forecast with {usual}"
         config.notes += [note] * (note not in config.notes)
     return usual
+
+
+def outputs(config: Config, kind: str) -> int:
+    """Outputs of a head of labels, or of the first and last word of an answer."""
+    return 2 if kind == "answer span" else config.labels()
 
 
 def of_class(config: Config, model: Decoder) -> Decoder:
@@ -116,15 +123,8 @@ def _scored(model: Decoder, name: str, *widths: int, bias: bool) -> Decoder:
 
 
 def _labelled(config: Config, name: str, model: Decoder) -> Decoder:
-    return _scored(model, name, config.labels(), bias=False)
-
-
-def _tagged(config: Config, name: str, model: Decoder) -> Decoder:
-    return _scored(model, name, config.labels(), bias=True)
-
-
-def _spanned(_: Config, name: str, model: Decoder) -> Decoder:
-    return _scored(model, name, 2, bias=True)
+    kind = class_kind(config)
+    return _scored(model, name, outputs(config, kind), bias=SCORES[kind])
 
 
 def _rewarded(_: Config, name: str, model: Decoder) -> Decoder:
@@ -197,9 +197,7 @@ CHANGES: dict[str, Callable[[Config, str, Decoder], Decoder]] = {
     "eagle": _eagle,
     "dflash": _dflash,
     "other draft": _refused,
-    "sequence labels": _labelled,
-    "token labels": _tagged,
-    "answer span": _spanned,
+    **dict.fromkeys(SCORES, _labelled),
     "reward": _rewarded,
     "none": _without_head,
 }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.graph.configs.blocks import Decoder
-from neusight_jax.graph.configs.folder import GGUF, Files, read_files
 from neusight_jax.graph.keys import Keys, keys_of
-from neusight_jax.tables import table
+from neusight_jax.graph.quantization import gguf
+from neusight_jax.tables import parse_content, read_text, table
 from neusight_jax.units import is_whole
+
+if TYPE_CHECKING:
+    from neusight_jax.graph.configs.shape import ModelShape
 
 # The model catalog: configs of well-known models by name, kept in models.yaml.
 
@@ -71,19 +74,6 @@ TORCH_DTYPES: dict[str, str] = {"float32": "fp32", "bfloat16": "bf16", "float16"
 """Dtypes as configs spell them, and their names here."""
 
 
-class Shape(Protocol):
-    """Sizes a model has in place of its config's (`shape.ModelShape`)."""
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether any is traced."""
-        ...
-
-    def applied(self, name: str, model: Decoder) -> Decoder:
-        """The decoder with these sizes; name: of the model, for errors."""
-        ...
-
-
 class Config:
     """A model config with its name; reads keys, and raises `InputError` naming the key when one is unusable.
 
@@ -95,6 +85,7 @@ class Config:
       catalog: whether they are the catalog's, which has weights as they are published.
       stored_bytes: of the files of weights beside the config, None where there are none.
       shape: sizes the model has in place of the config's; None = those.
+      longest: the limit a sequence was checked against last, tokens; None = there was none.
     """
 
     def __init__(
@@ -113,7 +104,8 @@ class Config:
         self.origin = self.values if origin is None else origin
         self.catalog = False
         self.stored_bytes: float | None = None
-        self.shape: Shape | None = None
+        self.shape: ModelShape | None = None
+        self.longest: int | None = None
 
     def like(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
@@ -292,7 +284,7 @@ class Config:
           positions: their number, where it does not stand under `key` as it is; None = read it there.
         Raises: `InputError` for a longer sequence.
         """
-        limit = (self.size(key) if positions is None else positions) - reserved
+        self.longest = limit = (self.size(key) if positions is None else positions) - reserved
         if sequence > limit:
             whose = f"{key}, the default of its class" if key in self.assumed else key
             raise InputError(
@@ -341,29 +333,113 @@ def read_config(config: str | Path | Mapping[str, Any] | Config) -> Config:
         model = Config(config, load_model_config(config))
         model.catalog = True
         return model
-    files = read_files(path)
-    if files.base:
-        return _with_adapters(path, files)
-    parsed = Config(files.name, files.values, notes=files.notes)
-    parsed.stored_bytes = files.stored_bytes
-    return parsed
+    return _read_files(path)
 
 
-def _with_adapters(path: Path, files: Files) -> Config:
+# A model as a folder or a config.json in one: the config, and what lies beside it. That is how weights are stored, as
+# older quantizers write it, adapters, whether it is an embedding model, and how many bytes the files of weights have.
+
+QUANTIZERS: dict[str, str] = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files of quantizers beside a config.json, and their method where they do not say it."""
+INDICES: tuple[str, ...] = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""Files that say how many bytes the weights have."""
+SENTENCES = "modules.json"
+"""File that makes an embedding model of sentence-transformers of a model."""
+GGUF = ".gguf"
+"""Ending of files that hold a model and its config in one; only the header is read."""
+ADAPTERS = "adapter_config.json"
+"""PEFT's file of adapters; without a config.json beside it, it names the model they belong to."""
+
+
+def _read_files(path: Path) -> Config:
+    """A config from a folder, a config.json with its neighbours, or the header of a GGUF file.
+
+    Raises: `InputError` for a folder without config.json and adapters, for files that are no JSON objects, and for a
+      damaged GGUF file or one that is not read.
+    """
+    if path.suffix == GGUF:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; expected a GGUF file, or a model name (`neusight-jax models`)")
+        packed = Config(path.stem, gguf.config_values(path))
+        packed.stored_bytes = float(sum(part.stat().st_size for part in gguf.parts_of(path)))
+        return packed
+    if not path.is_dir():
+        return _beside(path.parent, path.stem, path.name, _json_object(path, "a config.json"))
+    name = path.resolve().name or "model"
+    if (path / "config.json").is_file():
+        return _beside(path, name, "config.json", _json_object(path / "config.json", "a Hugging Face config.json"))
+    if (path / ADAPTERS).is_file():
+        return _with_adapters(path, name, _json_object(path / ADAPTERS, "adapters of PEFT"))
+    raise InputError(f"{path}: holds no config.json; give the folder of a model of Hugging Face, or a config.json")
+
+
+def _with_adapters(path: Path, name: str, adapters: dict[str, Any]) -> Config:
     """The model that a folder's adapters belong to, from the catalog or another folder, with them."""
-    near = path.parent / Path(files.base).name
-    local = next((place for place in (Path(files.base), near) if place.is_dir()), None)
-    if local is None and files.base.lower() not in model_names():
+    model = adapters.get("base_model_name_or_path")
+    if not isinstance(model, str) or not model:
+        raise InputError(f"{path / ADAPTERS}: no base_model_name_or_path; put the model's config.json beside it")
+    near = path.parent / Path(model).name
+    local = next((place for place in (Path(model), near) if place.is_dir()), None)
+    if local is None and model.lower() not in model_names():
         raise InputError(
-            f"{path}: its adapters are of {shown(files.base)}, which is neither in the catalog nor a folder here; put "
+            f"{path}: its adapters are of {shown(model)}, which is neither in the catalog nor a folder here; put "
             "that model's config.json beside adapter_config.json"
         )
-    base = read_config(files.base if local is None else local)
+    base = read_config(model if local is None else local)
     if "adapter_config" in base.values and not base.catalog:
-        raise InputError(f"{path}: the model its adapters are of, {shown(files.base)}, has adapters too; expected none")
-    adapted = Config(files.name, {**base.values, **files.values}, notes=[*base.notes, f"adapters of {base.name}"])
+        raise InputError(f"{path}: the model its adapters are of, {shown(model)}, has adapters too; expected none")
+    adapted = Config(name, {**base.values, "adapter_config": adapters}, notes=[*base.notes, f"adapters of {base.name}"])
     adapted.catalog, adapted.stored_bytes = base.catalog, base.stored_bytes
     return adapted
+
+
+def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Config:
+    """A config with what lies beside it; files of quantizers may share the letters before `config.json`."""
+    notes: list[str] = []
+    prefix = file.removesuffix("config.json")
+    for other, method in QUANTIZERS.items() if file.endswith("config.json") else ():
+        beside = folder / f"{prefix}{other}"
+        if not values.get("quantization_config") and beside.is_file():
+            section = _json_object(beside, "a quantizer's settings")
+            values["quantization_config"] = {"quant_method": method, **section}
+            notes.append(f"how weights are stored is read from {beside.name}")
+    if file == "config.json" and (folder / ADAPTERS).is_file():
+        values["adapter_config"] = _json_object(folder / ADAPTERS, "adapters of PEFT")
+    if file == "config.json" and (folder / SENTENCES).is_file():
+        # Some are named after the class they were trained as, such as Qwen3ForCausalLM; their head is not loaded.
+        architectures = values.get("architectures")
+        classes = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+        values["architectures"] = [
+            re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in classes
+        ]
+        notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
+    config = Config(name, values, notes=notes)
+    config.stored_bytes = _stored_bytes(folder) if file == "config.json" else None
+    return config
+
+
+def _stored_bytes(folder: Path) -> float | None:
+    """Bytes of a model's weights as its files say, None where they do not."""
+    for name in INDICES:
+        if (folder / name).is_file():
+            metadata = _json_object(folder / name, "an index of weights").get("metadata")
+            size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+            return float(size) if isinstance(size, int | float) and not isinstance(size, bool) and size > 0 else None
+    lone = folder / "model.safetensors"
+    return float(lone.stat().st_size) if lone.is_file() else None
+
+
+def _json_object(path: Path, expected: str) -> dict[str, Any]:
+    """A JSON object from a file; `InputError` naming the file for anything else."""
+    expected = f"{expected}, or a model name (`neusight-jax models` lists all)"
+    values = parse_content(read_text(path, expected), str(path), expected)
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: holds a {type(values).__name__}, expected a JSON object such as a config.json")
+    return values
 
 
 def whole(name: str, value: Any) -> int:

@@ -1,8 +1,7 @@
-"""Decoder-only language models: which types there are, and one step of any of them, layer by layer."""
+"""Decoder-only language models: which types there are, and one step of any of them, layer by layer; and of ViT."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from neusight_jax.errors import InputError
@@ -13,60 +12,19 @@ from neusight_jax.graph.configs.blocks import (
     DeltaNet,
     Dense,
     Experts,
-    Latent,
     Layer,
     Mamba2,
-    Square,
 )
-from neusight_jax.graph.configs.classes import of_class
+from neusight_jax.graph.configs.classes import eager_kind, of_class
 from neusight_jax.graph.configs.config import Config, positions_of
-from neusight_jax.graph.configs.families import TRAITS, read_family
-from neusight_jax.graph.configs.feed_forward import write_dense, write_experts
-from neusight_jax.graph.configs.hybrids import read_granite_hybrid, read_kimi_linear, read_nemotron_h, read_qwen_hybrid
-from neusight_jax.graph.configs.indexing import write_compressed
-from neusight_jax.graph.configs.latent_models import LATENT_TYPES, read_deepseek_v4, read_latent
-from neusight_jax.graph.configs.mixers import write_attention, write_latent, write_square
 from neusight_jax.graph.configs.parallel import check_split, part_of, write_sums
-from neusight_jax.graph.configs.recurrent import write_delta, write_mamba2
+from neusight_jax.graph.configs.readers import READERS
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step
-from neusight_jax.graph.configs.variants import (
-    read_gemma4,
-    read_llama4,
-    read_mimo_v2,
-    read_minimax_m3,
-    read_nemotron_nas,
-    read_step3,
-)
+from neusight_jax.graph.configs.writers import WRITERS, write_experts
 
-READERS: dict[str, Callable[[Config], Decoder]] = {
-    **dict.fromkeys(TRAITS, read_family),
-    **dict.fromkeys(LATENT_TYPES, read_latent),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), read_qwen_hybrid),
-    "deepseek_v4": read_deepseek_v4,
-    "llama4_text": read_llama4,
-    "gemma4_text": read_gemma4,
-    "mimo_v2_flash": read_mimo_v2,
-    "step3p5": read_step3,
-    "minimax_m3_vl_text": read_minimax_m3,
-    "nemotron-nas": read_nemotron_nas,
-    "nemotron_h": read_nemotron_h,
-    "kimi_linear": read_kimi_linear,
-    "granitemoehybrid": read_granite_hybrid,
-}
-"""Readers by `model_type`. A new type is one row here, and a new reader where its layers are not a row of a table."""
 MODEL_TYPES: tuple[str, ...] = tuple(READERS)
 """Types of decoders."""
-WRITERS: dict[type, Callable[[Step, Any, int], None]] = {
-    Attention: write_attention,
-    Latent: write_latent,
-    Compressed: write_compressed,
-    DeltaNet: write_delta,
-    Mamba2: write_mamba2,
-    Square: write_square,
-    Dense: write_dense,
-}
-"""Writers of what stands in a layer; that of experts needs to know how they are split."""
 UNMEASURED: tuple[tuple[type, str], ...] = (
     (DeltaNet, "linear attention with the delta rule"),
     (Mamba2, "state-space scans"),
@@ -300,3 +258,39 @@ def _layer_input(step: Step, model: Decoder) -> None:
     step.stream("layer_input.activation", "stream", "pointwise", tokens, width, 2, 1)
     step.linear("layer_input.up", tokens, model.hidden, width)
     step.norm("layer_input.norm", tokens, model.hidden, residual=True)
+
+
+def record_vit(step: Step, config: Config, *split: int) -> None:
+    """Write one step of a vision transformer (Hugging Face ViTModel): patches and the class token are its sequence.
+
+    Args:
+      step: takes the nodes; a request is an image, its new tokens are the patches and the class token.
+      config: of type "vit"; gets a note where its class has a head that is not written here.
+      split: not read, as this model is never split.
+    """
+    del split
+    hidden, heads, inner = (config.size(key) for key in ("hidden_size", "num_attention_heads", "intermediate_size"))
+    size = config.head_size("hidden_size", "num_attention_heads")
+    patch, channels = config.size("patch_size", 16), config.size("num_channels", 3)
+    tokens, images = step.requests.tokens, len(step.requests.queries)
+    side = config.size("image_size", 224) // patch
+    config.limit_sequence(max(step.requests.queries), "image_size", positions=side * side + 1)
+    step.linear("patch_embedding", tokens, hidden, patch * patch * channels, bias=hidden * (side * side + 3))
+    step.stream("position_embedding", "stream", "add", tokens, hidden, 2, 1)
+    with step.section("layer", config.size("num_hidden_layers")):
+        step.norm("attention_norm", tokens, hidden, residual=True)
+        step.linear(
+            "attention.qkv", tokens, 3 * hidden, hidden, bias=hidden * (4 + 3 * config.flag("qkv_bias", True)) + inner
+        )
+        step.attention(heads, heads, size, 2.0 * hidden, kept_per_token=0.0, causal=False)
+        step.linear("attention.output", tokens, hidden, hidden)
+        step.summed()
+        step.norm("mlp_norm", tokens, hidden, residual=True)
+        step.linear("mlp.up", tokens, inner, hidden)
+        step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
+        step.linear("mlp.down", tokens, hidden, inner)
+        step.summed()
+    step.norm("norm", tokens, hidden, residual=True)
+    bare = eager_kind(config, "sequence labels", "none") == "none"
+    labels = hidden if bare else config.labels()
+    step.linear("pooler" if bare else "head", images, labels, hidden, bias=hidden + labels)

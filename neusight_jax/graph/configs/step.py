@@ -19,9 +19,8 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora, adapter_kernels
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
-from neusight_jax.graph.configs.writer import Writer
-from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand
-from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product
+from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand, Writer
+from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product, rowwise
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
@@ -148,6 +147,11 @@ class Step(Writer):
     def _narrow(self) -> bool:
         """Whether all weights are stored narrower than their products run."""
         return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
+
+    @property
+    def streams(self) -> str:
+        """Family of the kernels that move memory between products."""
+        return "stream" if self.precision.activations in FLASH else "elementwise"
 
     def footprint(self) -> Footprint:
         """Memory of the step, without states (`optimizers.with_states`)."""
@@ -318,10 +322,9 @@ class Step(Writer):
     def _adapter(self, name: str, rows: int, features: int, width: int, lora: Lora) -> None:
         """An adapter beside a product of a layer."""
         elements, dtype = lora.elements(features, width), self.precision.activations
-        stream = "stream" if dtype in FLASH else "elementwise"
         self.weight(elements)
         self.adapters += elements * self.repeat
-        phases = adapter_kernels(rows, features, width, lora.rank, dtype, stream)
+        phases = adapter_kernels(rows, features, width, lora.rank, dtype, self.streams)
         self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
 
     def products(
@@ -367,8 +370,7 @@ class Step(Writer):
         in both directions). narrow: bytes of the weight as stored over those it is written in.
         """
         dtype = self.precision.activations
-        dims = {"rows": float(features), "cols": float(width), "reads": narrow, "writes": 1.0}
-        return Kernel("stream" if dtype in FLASH else "elementwise", "pointwise", dims, count, dtype)
+        return rowwise(self.streams, "pointwise", features, width, narrow, 1.0, dtype, count)
 
     def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
@@ -389,8 +391,7 @@ class Step(Writer):
         """
         dtype = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(dtype)
-        dims = {"rows": number(rows), "cols": number(cols), "reads": 1.0, "writes": written}
-        return Kernel("stream", "quantize", dims, part.share, dtype)
+        return rowwise("stream", "quantize", rows, cols, 1.0, written, dtype, part.share)
 
     def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
         """Write a batch of products with weights, in the dtype of the activations.
@@ -444,8 +445,7 @@ class Step(Writer):
         kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
 
         def kernel(passes: float) -> Kernel:
-            dims = {"rows": number(rows), "cols": number(cols), "reads": reads * passes, "writes": writes * passes}
-            return Kernel(kernel_family, op, dims, 1.0, self.precision.activations)
+            return rowwise(kernel_family, op, rows, cols, reads * passes, writes * passes, self.precision.activations)
 
         gradient = [kernel(grad)] if grad else []
         self.emit(name, op, [kernel(1.0)], gradient, (), (rows, cols), saved_bytes=saved_bytes)
@@ -547,8 +547,8 @@ class Step(Writer):
             forward += attention_kernels(*sizes, self.precision.activations)
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
             if self._drops:  # its mask a byte an element
-                dims = {"rows": float(sizes[0]) * new, "cols": float(length), "reads": 1.0, "writes": 1.5}
-                kernel = Kernel("stream", "pointwise", dims, 1.0, self.precision.activations)
+                rows = float(sizes[0]) * new
+                kernel = rowwise("stream", "pointwise", rows, length, 1.0, 1.5, self.precision.activations)
                 forward.append(kernel)
                 backward.append(kernel)
         return forward, backward

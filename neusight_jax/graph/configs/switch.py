@@ -7,10 +7,11 @@ model does. Routing is taken as balanced: an expert receives tokens / experts of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from neusight_jax.graph.configs.classes import eager_kind
 from neusight_jax.graph.configs.config import MOST_LAYERS, Config
-from neusight_jax.graph.configs.layers import heads, keys, merge_heads, permuted
+from neusight_jax.graph.configs.eager_models import heads, merge_heads, padding_mask, unfused_attention
 from neusight_jax.graph.configs.tape import Tape, Tensor
 from neusight_jax.graph.kernel import stream
 
@@ -73,7 +74,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
 
     with tape.section("encoder"):
         x = _embed(tape, sizes)
-        mask = _padding_mask(tape, sizes, "mask")
+        mask = padding_mask(tape, "mask", batch, sequence)
     memory = _stack(tape, sizes, "encoder", x, mask, None, layers, sparse)
     if tape.training:
         # Keys and values of every decoder block hand a gradient back to the encoder.
@@ -82,7 +83,7 @@ def record(tape: Tape, config: Config, batch: int, sequence: int) -> None:
     with tape.section("decoder"):
         x = _embed(tape, sizes, tied=True)
         mask = _causal_mask(tape, sizes)
-        _padding_mask(tape, sizes, "cross_mask")
+        padding_mask(tape, "cross_mask", batch, sequence)
     x = _stack(tape, sizes, "decoder", x, mask, memory, decoder_layers, decoder_sparse)
     x = tape.unary("head_scale", "mulu", x)
     tape.linear("head", x, sizes.vocabulary, bias=False, tied=config.flag("tie_word_embeddings", True))
@@ -103,14 +104,6 @@ def _embed(tape: Tape, s: _Sizes, *, tied: bool = False) -> Tensor:
     table = (s.vocabulary, s.hidden)
     x = tape.embedding("token_embedding", (s.batch, s.sequence), table, tied=tied)
     return tape.dropout("embedding_dropout", x, s.drop)
-
-
-def _padding_mask(tape: Tape, s: _Sizes, name: str) -> Tensor:
-    ids = (s.batch, 1, 1, s.sequence)
-    tape.small(f"{name}.ones", "fill", (s.batch, s.sequence), 0)
-    tape.small(f"{name}.subtract", "addu", ids)
-    tape.small(f"{name}.scale", "mulu", ids)
-    return Tensor(name, ids, False)
 
 
 def _causal_mask(tape: Tape, s: _Sizes) -> Tensor:
@@ -153,32 +146,8 @@ def _stack(
 
 
 def _rms_norm(tape: Tape, name: str, x: Tensor) -> Tensor:
-    thin = (*x.shape[:-1], 1)
-    width = x.shape[-1]
-    square = tape.unary(f"{name}.square", "powu", x)
-    mean = tape.emit(
-        f"{name}.mean",
-        "mean",
-        [square],
-        thin,
-        [stream("memory", "reduce", x.shape, 1, 1 / width)],
-        [stream("elementwise", "divu", x.shape, 1 / width, 1)],
-        fuse="norm",
-    )
-    mean = tape.unary(f"{name}.epsilon", "addu", mean)
-    root = tape.emit(
-        f"{name}.rsqrt",
-        "rsqrt",
-        [mean],
-        thin,
-        [stream("elementwise", "powu", thin, 1, 1)],
-        [
-            stream("elementwise", "powu", thin, 1, 1),
-            stream("elementwise", "mulu", thin, 1, 1),
-            stream("elementwise", "mul", thin, 2, 1),
-        ],
-        fuse="pointwise",
-    )
+    mean = tape.mean(f"{name}.mean", tape.unary(f"{name}.square", "powu", x), (*x.shape[:-1], 1), fuse="norm")
+    root = tape.unary(f"{name}.rsqrt", "powu", tape.unary(f"{name}.epsilon", "addu", mean))
     out = tape.binary(f"{name}.normalize", "mul", x, root)
     tape.gradient_sum(f"{name}.gradient_sum", x, 2)
     return tape.scale(f"{name}.scale", out, f"{name}.weight")
@@ -188,40 +157,33 @@ def _position_bias(tape: Tape, s: _Sizes, mask: Tensor, *, two_sided: bool) -> T
     n, square = s.sequence, s.square
     tape.small("query_positions", "fill", (1, n), 0)
     tape.small("key_positions", "fill", (1, n), 0)
-
-    def step(name: str, op: str, reads: float = 1, writes: float = 1) -> None:
-        """Write one integer kernel of the bucket computation.
-
-        Args:
-          name: end of the node's name.
-          op: an operator of `Tape.small`.
-          reads: passes over the (sequence, sequence) table that are read.
-          writes: passes that are written.
-        """
-        tape.small(f"bucket.{name}", op, square, reads, writes)
-
-    step("relative", "add", 2 / n)
-    if two_sided:
-        step("sign", "addu", 1, tape.mask_share)
-        step("sign_integer", "copy", tape.mask_share, 1)
-        step("sign_bucket", "mulu")
-        step("sign_add", "addu")
-    else:
-        step("zeros", "fill", 0)
-        step("minimum", "add", 2)
-    step("absolute", "addu")
-    step("small", "addu", 1, tape.mask_share)
-    step("float", "copy")
-    step("divide", "divu")
-    step("log", "powu")
-    step("log_divide", "divu")
-    step("log_scale", "mulu")
-    step("integer", "copy")
-    step("exact_add", "addu")
-    step("limit", "fill", 0)
-    step("clamp", "add", 2)
-    step("select", "where", 2 + tape.mask_share)
-    step("sum", "add" if two_sided else "addu", 2 if two_sided else 1)
+    bits = tape.mask_share
+    before = [
+        ("sign", "addu", 1, bits),
+        ("sign_integer", "copy", bits, 1),
+        ("sign_bucket", "mulu"),
+        ("sign_add", "addu"),
+    ]
+    # Integer kernels of the bucket computation over the table of pairs: operator, passes read and written if not one.
+    kernels: list[tuple[Any, ...]] = [
+        ("relative", "add", 2 / n),
+        *(before if two_sided else [("zeros", "fill", 0), ("minimum", "add", 2)]),
+        ("absolute", "addu"),
+        ("small", "addu", 1, bits),
+        ("float", "copy"),
+        ("divide", "divu"),
+        ("log", "powu"),
+        ("log_divide", "divu"),
+        ("log_scale", "mulu"),
+        ("integer", "copy"),
+        ("exact_add", "addu"),
+        ("limit", "fill", 0),
+        ("clamp", "add", 2),
+        ("select", "where", 2 + bits),
+        ("sum", "add", 2) if two_sided else ("sum", "addu"),
+    ]
+    for name, op, *passes in kernels:
+        tape.small(f"bucket.{name}", op, square, *passes)
     bias = tape.embedding("relative_bias", square, (s.buckets, s.heads))
     return _masked_bias(tape, s, bias.view(1, s.heads, *square), mask)
 
@@ -243,11 +205,15 @@ def _attention(tape: Tape, s: _Sizes, x: Tensor, memory: Tensor | None, bias: Te
     )
     if memory is None:
         tape.gradient_sum("norm_gradient_sum", y, 3)
-    scores = tape.matmul("scores", query, keys(key), copies=permuted(query, keys(key)))
-    # Looked up by pair of positions and permuted, so that heads lie innermost; across, it is made of zeros.
-    scores = tape.add_permuted("bias", scores, bias) if memory is None else tape.binary("bias", "add", scores, bias)
-    probabilities = tape.dropout("dropout", tape.softmax("softmax", scores), s.drop)
-    context = tape.matmul("context", probabilities, value, copies=permuted(value), backward_copies=permuted(value))
+
+    def biased(scores: Tensor) -> Tensor:
+        """Scores with their bias, which is looked up by pair of positions and permuted, so that heads lie innermost;
+        that of attention to the encoder is made of zeros."""
+        if memory is None:
+            return tape.add_permuted("bias", scores, bias)
+        return tape.binary("bias", "add", scores, bias)
+
+    context = unfused_attention(tape, "", query, key, value, biased, s.drop)
     y = tape.linear("output", merge_heads(tape, "merge", context), s.hidden, bias=False)
     return _residual(tape, s, "output", y, x)
 
@@ -353,24 +319,6 @@ def _router_loss(tape: Tape, s: _Sizes, blocks: int) -> None:
     tape.small("one_hot_zeros", "fill", logits, 0)
     tape.small("one_hot", "scatter", rows, 1, 1)
     tape.small("one_hot_max", "reduce", logits)
-    share = 1 / count
-    for name, source in (("tokens", Tensor("one_hot", logits, False)), ("probabilities", p)):
-        tape.emit(
-            f"{name}_mean",
-            "mean",
-            [source],
-            mean,
-            [stream("memory", "reduce", logits, 1, share)],
-            [stream("elementwise", "divu", logits, share, 1)] if source.grad else [],
-            grad=source.grad,
-        )
-    tokens, probabilities = Tensor("tokens_mean", mean, False), Tensor("probabilities_mean", mean)
-    product = tape.binary("product", "mul", tokens, probabilities)
-    tape.emit(
-        "product_mean",
-        "mean",
-        [product],
-        (1,),
-        [stream("memory", "reduce", mean, 1, 1 / product.elements)],
-        [stream("elementwise", "divu", mean, 1 / product.elements, 1)],
-    )
+    tokens = tape.mean("tokens_mean", Tensor("one_hot", logits, False), mean)
+    product = tape.binary("product", "mul", tokens, tape.mean("probabilities_mean", p, mean))
+    tape.mean("product_mean", product, (1,))

@@ -1,17 +1,18 @@
 """Tape: operators written down in order, each with the kernels eager PyTorch 2.1 launches for it.
 
-Views launch nothing and are not written down. Pass counts are those of the real kernels, see docs/graphs.md.
+Views launch nothing and are not written down. Pass counts are those of the real kernels, see docs/graphs.md. `fuse`
+merges elementwise chains of what was written.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from neusight_jax.arithmetic import dtype_bytes
-from neusight_jax.graph.configs.writer import Writer
-from neusight_jax.graph.graph import Fuse, Operand, Shape
+from neusight_jax.graph.graph import Fuse, Node, Operand, Shape, Writer
 from neusight_jax.graph.kernel import FLASH, fused_attention, matrix_product, stream
 from neusight_jax.kernels.table import Kernel
 
@@ -39,20 +40,6 @@ class Tensor:
     def view(self, *shape: int) -> Tensor:
         """The same data under another shape of equal size."""
         return Tensor(self.name, shape, self.grad)
-
-
-def product(family: str, batch: int, m: int, n: int, k: int) -> Kernel:
-    """A matrix product M×K · K×N, K the contraction, in the dtype of the graph.
-
-    Args:
-      family: "linear" or "bmm"; also the operator.
-      batch: products of one launch.
-      m: rows of the result.
-      n: columns of the result.
-      k: contraction.
-    """
-    dims = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
-    return Kernel(family, family, dims)
 
 
 def accumulate(shape: Shape) -> Kernel:
@@ -127,14 +114,14 @@ class Tape(Writer):
         rows, width, out = prod(x.shape[:-1]), x.shape[-1], (*x.shape[:-1], features)
         backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
         if x.grad:
-            backward.append(product("linear", 1, rows, width, features))
+            backward.append(matrix_product(1, rows, width, features, ""))
         weight = [matrix_product(1, features, width, rows, self.dtype, upright=False)]
         if bias:
             weight.append(stream("memory", "reduce", out, 1, 1 / rows))
         weight.append(accumulate((features, width)))
         if bias:
             weight.append(accumulate((1, features)))
-        forward = [product("linear", 1, rows, features, width)]
+        forward = [matrix_product(1, rows, features, width, "")]
         return self.emit(name, "linear", [x], out, forward, backward, weight)
 
     def matmul(
@@ -151,8 +138,13 @@ class Tape(Writer):
         """
         *outer, m, k = a.shape
         n, batch, out = b.shape[-1], prod(outer), (*outer, m, b.shape[-1])
-        forward = [*_copies(copies), product("bmm", batch, m, n, k)]
-        backward = [*_copies(backward_copies), product("bmm", batch, m, k, n), product("bmm", batch, k, n, m)]
+
+        def product(m: int, n: int, k: int) -> Kernel:
+            """One of the batch, which may be one alone."""
+            return replace(matrix_product(batch, m, n, k, ""), family="bmm", op="bmm")
+
+        forward = [*_copies(copies), product(m, n, k)]
+        backward = [*_copies(backward_copies), product(m, k, n), product(k, n, m)]
         return self.emit(name, "matmul", [a, b], out, forward, backward)
 
     def unary(self, name: str, op: str, x: Tensor) -> Tensor:
@@ -224,6 +216,20 @@ class Tape(Writer):
         ]
         forward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
         return self.emit(name, "scale", [x, vector], x.shape, forward, backward, gradient, fuse="pointwise")
+
+    def mean(self, name: str, x: Tensor, shape: Shape, *, fuse: Fuse = "") -> Tensor:
+        """Write a mean over some axes; its gradient is divided by their elements.
+
+        Args:
+          name: inside the section.
+          x: the tensor.
+          shape: of the result.
+          fuse: as of `Node`.
+        """
+        share = prod(shape) / x.elements
+        forward = [stream("memory", "reduce", x.shape, 1, share)]
+        backward = [stream("elementwise", "divu", x.shape, share, 1)] if x.grad else []
+        return self.emit(name, "mean", [x], shape, forward, backward, fuse=fuse, grad=x.grad)
 
     def softmax(self, name: str, x: Tensor) -> Tensor:
         """Softmax over the last axis; its gradient is a product and a row kernel."""
@@ -328,3 +334,127 @@ class Tape(Writer):
 
 def _copies(tensors: Sequence[Tensor]) -> list[Kernel]:
     return [stream("memory", "copy", item.shape, 1, 1) for item in tensors]
+
+
+# Fusion: elementwise chains merged into one kernel each, as torch.compile and XLA do.
+#
+# A node joins its producer when it is the producer's only consumer. Matrix products, copies, gathers and reductions
+# other than softmax and norm stay apart, and a chain holds one softmax or norm at most. A merged forward kernel reads
+# each outer operand once and writes its result once. Its backward kernel reads the incoming gradient and the outer
+# operands (inner values are computed again) and writes one gradient per outer operand that needs one; it is used where
+# it moves less than the eager kernels. Weight-gradient kernels stay as they are. The sum of gradients over several
+# consumers rides along with the kernel that follows: one more read each.
+
+_FAMILY = {"pointwise": ("elementwise", "add"), "softmax": ("softmax", "softmax"), "norm": ("norm", "layernorm")}
+_BACKWARD = {
+    "pointwise": ("elementwise", "add"),
+    "softmax": ("softmax", "softmax_backward"),
+    "norm": ("norm", "layernorm_backward"),
+}
+_LINEAR_OPS = frozenset({"add", "addu", "mulu", "divu", "where", "dropout", "embedding"})
+"""Operators whose gradient needs none of their operands."""
+
+
+def fuse(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes with fusable chains merged, in order of execution."""
+    groups = _groups(nodes)
+    members: dict[int, list[Node]] = {}
+    for position, node in enumerate(nodes):
+        members.setdefault(groups[position], []).append(node)
+    by_name = {node.name: groups[position] for position, node in enumerate(nodes)}
+    merged: list[Node] = []
+    for position, node in enumerate(nodes):
+        chain = members[groups[position]]
+        if node.op == "gradient_sum":
+            merged.extend(_ride_along(node, nodes, by_name))
+        elif chain[-1] is node:
+            merged.append(_merge(chain) if len(chain) > 1 else node)
+    return merged
+
+
+def _groups(nodes: Sequence[Node]) -> list[int]:
+    """Group of each node: joined with producers it alone consumes, in the same section."""
+    where = {node.name: position for position, node in enumerate(nodes)}
+    consumers: Counter[str] = Counter()
+    for node in nodes:
+        if node.op != "gradient_sum":
+            consumers.update({operand.name for operand in node.operands})
+    # In order of execution producers are settled before what reads them, so one pass joins whole chains.
+    group = list(range(len(nodes)))
+    kind = [node.fuse for node in nodes]
+    for position, node in enumerate(nodes):
+        if not node.fuse:
+            continue
+        for operand in node.operands:
+            source = where.get(operand.name)
+            if source is None or source >= position or consumers[operand.name] != 1:
+                continue
+            if not nodes[source].fuse or nodes[source].section != node.section:
+                continue
+            kinds = {kind[group[source]], kind[group[position]]} - {"pointwise"}
+            if len(kinds) > 1 or (kind[group[source]] == kind[group[position]] != "pointwise"):
+                continue
+            old, new = group[source], group[position]
+            kind[new] = kinds.pop() if kinds else "pointwise"
+            group = [new if item == old else item for item in group]
+    return group
+
+
+def _merge(chain: Sequence[Node]) -> Node:
+    inner = {node.name for node in chain}
+    outer: dict[str, Operand] = {}
+    # A tensor that is read anew for every copy has more elements as that operand: the larger traffic counts.
+    for node in chain:
+        for operand in node.operands:
+            largest = outer.get(operand.name)
+            if operand.name not in inner and (largest is None or largest.elements < operand.elements):
+                outer[operand.name] = operand
+    last = chain[-1]
+    size = prod(last.shape)
+    reductions = [node.fuse for node in chain if node.fuse != "pointwise"]
+    kind = reductions[0] if reductions else "pointwise"
+    reads = sum(operand.elements for operand in outer.values()) / size
+    family, op = _FAMILY[kind]
+    return replace(
+        last,
+        op="fused(" + "+".join(node.op for node in chain) + ")",
+        forward=(stream(family, op, last.shape, reads, 1),),
+        backward=_backward(chain, outer, kind),
+        weight_gradient=tuple(kernel for node in chain for kernel in node.weight_gradient),
+        operands=tuple(outer.values()),
+        fuse="",
+    )
+
+
+def _backward(chain: Sequence[Node], outer: dict[str, Operand], kind: str) -> tuple[Kernel, ...]:
+    eager = tuple(kernel for node in chain for kernel in node.backward)
+    if not eager:
+        return ()
+    last = chain[-1]
+    size = prod(last.shape)
+    linear = all(node.op in _LINEAR_OPS for node in chain)
+    reads = 1 + (0 if linear else sum(operand.elements for operand in outer.values()) / size)
+    writes = sum(operand.elements for operand in outer.values() if operand.grad) / size
+    if writes == 0:
+        return eager
+    family, op = _BACKWARD[kind]
+    single = stream(family, op, last.shape, reads, writes)
+    return (single,) if _traffic(single) < sum(_traffic(kernel) for kernel in eager) else eager
+
+
+def _traffic(kernel: Kernel) -> float:
+    dims = kernel.dims
+    return kernel.count * dims["rows"] * dims["cols"] * (dims["reads"] + dims["writes"])
+
+
+def _ride_along(node: Node, nodes: Sequence[Node], by_name: dict[str, int]) -> list[Node]:
+    (kernel,) = node.backward
+    (operand,) = node.operands
+    users = [
+        item.name
+        for item in nodes
+        if item.op != "gradient_sum" and operand.name in {other.name for other in item.operands if other.grad}
+    ]
+    if users and len({by_name[name] for name in users}) == 1:
+        return []  # the tensor has one consumer left
+    return [replace(node, backward=(stream("elementwise", "add", node.shape, 1, 0, int(kernel.count)),))]

@@ -29,6 +29,7 @@ from neusight_jax.graph.traced.operation import (
     Operation,
     TraceOptions,
     Value,
+    against_order,
     arithmetic_dtype,
     main_dtype,
     on_path,
@@ -36,7 +37,6 @@ from neusight_jax.graph.traced.operation import (
     producers,
     readers,
 )
-from neusight_jax.graph.traced.strides import against_order
 from neusight_jax.kernels.table import PHASES, Kernel
 
 # From operations to a `Graph`: what nothing reads is left out, groups become nodes, equal nodes one with a repeat.

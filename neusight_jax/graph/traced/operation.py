@@ -12,9 +12,11 @@ from functools import cache
 from math import prod
 from typing import Any, Literal, TypeAlias
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Shape
 from neusight_jax.graph.kernel import matrix_product, streamed
+from neusight_jax.kernels.rowwise import FETCH_BYTES, STRIDED
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.records import Record
 from neusight_jax.tables import table
@@ -114,7 +116,7 @@ def windowed(op: str, inputs: Sequence[Value], outputs: Sequence[Value], taps: f
     """A kernel that reads a window for each output: inputs once from memory, outputs written, a load for each tap.
 
     Args:
-      op: one of `kernels.window.OPS`.
+      op: one of `kernels.rowwise.WINDOW_OPS`.
       inputs: arrays that are read.
       outputs: arrays that are written; the kernel loops over the first.
       taps: loads for each element of the first output.
@@ -126,14 +128,12 @@ def windowed(op: str, inputs: Sequence[Value], outputs: Sequence[Value], taps: f
     return replace(kernel, dims={**kernel.dims, "taps": max(float(taps), 1.0)})
 
 
-def plain_product(
-    batch: int, m: int, n: int, k: int, dtype: str, count: float = 1.0, *, upright: bool = True
-) -> Kernels:
+def plain_product(batch: int, m: int, n: int, k: int, dtype: str, *, upright: bool = True) -> Kernels:
     """A matrix product, or nothing where a size is 0.
 
-    Args: as of `kernel.matrix_product`, but for `weight_share`.
+    Args: as of `kernel.matrix_product`.
     """
-    return (matrix_product(batch, m, n, k, dtype, count, upright=upright),) if min(batch, m, n, k) else ()
+    return (matrix_product(batch, m, n, k, dtype, upright=upright),) if min(batch, m, n, k) else ()
 
 
 def remaining(value: Value, taken: Sequence[int]) -> int:
@@ -331,3 +331,72 @@ def readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
 def operators(section: str, kind: str) -> frozenset[str]:
     """Names of the operators of a section of operators.yaml ("jax", "aten" or "fusion") that are of a kind."""
     return frozenset(table("graph.traced", "operators")[section].get(kind, ()))
+
+
+# Operands a kernel reads against their order, as a permuted view leaves them.
+#
+# An elementwise kernel of PyTorch runs as its result lies in memory (`TensorIterator`). An operand whose neighbours lie
+# along another axis brings a whole fetch for each element, and the loop comes back for the next of it only after it has
+# passed all axes within.
+
+KEPT_BYTES = 2.0**20
+"""Bytes every L2 keeps: an operand whose next use lies within so many bytes is read as any other."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Reads of an operand against its order.
+
+    Attributes:
+      passes: over the loop; less than 1 where the innermost axes are broadcast.
+      surplus: bytes an element brings beside itself, as a share of the most.
+      window: elements of the loop until it comes back for the next element of a fetch.
+    """
+
+    passes: float
+    surplus: float
+    window: float
+
+
+def scatter(result: Value, operand: Value) -> Scatter | None:
+    """Reads of `operand` by a kernel that writes `result`; None = in its order, or strides are not known."""
+    order, steps = result.strides, operand.strides
+    if order is None or steps is None or len(steps) > len(order):
+        return None
+    lead = len(order) - len(steps)
+    stride = {axis + lead: step for axis, step in enumerate(steps) if operand.shape[axis] > 1 and step}
+    axes = [axis for axis, size in enumerate(result.shape) if size > 1]
+    axes.sort(key=lambda axis: (order[axis], -axis))  # innermost first
+    moving = [axis for axis in axes if axis in stride]
+    nearest = min(moving, key=lambda axis: stride[axis], default=None)
+    if nearest is None:
+        return None
+    size, window = operand.element_bytes, prod(result.shape[axis] for axis in axes[: axes.index(nearest)])
+    if nearest == moving[0] or window * FETCH_BYTES <= KEPT_BYTES:
+        return None
+    surplus = (min(stride[moving[0]] * size, FETCH_BYTES) - size) / (FETCH_BYTES - size)
+    idle = prod(result.shape[axis] for axis in axes[: axes.index(moving[0])])
+    return Scatter(1.0 / idle, surplus, float(window))
+
+
+def against_order(kernel: Kernel, operation: Operation) -> Kernel:
+    """The kernel of one elementwise operation, of family "strided" where it reads operands against their order."""
+    op = f"{kernel.op}_permuted"
+    if op not in STRIDED.ops or len(operation.outputs) != 1 or not operation.outputs[0].elements:
+        return kernel
+    (result,) = operation.outputs
+    scatters = {operand.id: (operand, scatter(result, operand)) for operand in operation.inputs}
+    scattered = [(operand, how) for operand, how in scatters.values() if how is not None]
+    if not scattered:
+        return kernel
+    # An operand that is broadcast is read again: its fetches are as long gone.
+    again = sum(
+        max(how.passes * result.elements - operand.stored, 0.0) * operand.element_bytes for operand, how in scattered
+    )
+    dims = {
+        **kernel.dims,
+        "reads": kernel.dims["reads"] + again / (result.elements * dtype_bytes(kernel.dtype)),
+        "scattered": sum(how.passes * how.surplus for _, how in scattered),
+        "window": max(how.window for _, how in scattered),
+    }
+    return replace(kernel, family=STRIDED.name, op=op, dims=dims)

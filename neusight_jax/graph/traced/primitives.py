@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from neusight_jax.graph.kernel import streamed
+from neusight_jax.graph.kernel import conv_kernel, streamed
 from neusight_jax.graph.traced.linear_algebra import factorisation, fourier
 from neusight_jax.graph.traced.operation import (
     Call,
@@ -27,10 +27,13 @@ from neusight_jax.graph.traced.operation import (
     unmodelled,
     windowed,
 )
-from neusight_jax.graph.traced.windows import convolution
 
 POINTWISE = operators("jax", "pointwise")
 REDUCTIONS = operators("jax", "reductions")
+CONV_SIZES: tuple[str, ...] = (
+    *("batch", "in_channels", "out_channels", "in_size", "out_size", "window", "stride", "dilation", "groups"),
+)
+"""Sizes of a convolution, as `kernels.conv.conv_dims` names them."""
 
 
 def kind_of(call: Call) -> Kind:
@@ -78,27 +81,35 @@ def _ragged_dot(call: Call) -> Kernels:
 
 
 def _conv(call: Call) -> Kernels:
+    """A general dilated convolution, read back as the pass of a plain one that it is.
+
+    JAX writes both gradients as convolutions too. The gradient of the weights convolves image with result: its "window"
+    is the result (dilated by the stride), its output the window, its "batch" the input channels. The gradient of the
+    data dilates the result by the stride, and so does a transposed convolution: it is counted as that gradient. So
+    every pass is as much work as the forward pass of the convolution it belongs to.
+    """
     numbers, params = call.params["dimension_numbers"], call.params
     values, specs = (*call.inputs[:2], call.outputs[0]), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    image, window, out = ([value.shape[axis] for axis in spec] for value, spec in zip(values, specs, strict=True))
-    return convolution(
-        batch=image[0],
-        out_batch=out[0],
-        channels=image[1],
-        features=window[0],
-        images=window[1],
-        in_size=image[2:],
-        window=window[2:],
-        out_size=out[2:],
-        stride=params["window_strides"],
-        image_dilation=params["lhs_dilation"],
-        window_dilation=params["rhs_dilation"],
-        groups=max(params["feature_group_count"], params["batch_group_count"]),
-        # Images come first in every layout in use; where channels do, JAX has transposed the operands.
-        weight_gradient=numbers.lhs_spec[0] != 0,
-        backward=call.phase > 0,
-        dtype=product_dtype(*call.inputs[:2]),
-    )
+    sides = [[value.shape[axis] for axis in spec] for value, spec in zip(values, specs, strict=True)]
+    (batch, channels, *in_size), (features, images, *window), (out_batch, _, *out_size) = sides
+    stride, window_dilation, dilation = (params[key] for key in ("window_strides", "rhs_dilation", "lhs_dilation"))
+    dilated, grows = prod(dilation) > 1, prod(out_size) - prod(in_size)
+    # Images come first in every layout in use; where channels do, JAX has transposed the operands.
+    if numbers.lhs_spec[0] != 0:
+        op, dilated = "conv_weight_gradient", dilated or prod(in_size) < prod(window)
+        small, large = (in_size, window) if dilated else (window, in_size)
+        inputs, outputs = (features, batch) if dilated else (batch, features)
+        step = dilation if dilated else window_dilation
+        sizes = (images, inputs, outputs, large, small, out_size, step, stride)
+    elif dilated or grows > 0 or (call.phase > 0 and grows == 0):
+        op = "conv_data_gradient"
+        sizes = (out_batch, features, channels, out_size, in_size, window, dilation, window_dilation)
+    else:
+        op = "conv"
+        sizes = (batch, channels, features, in_size, out_size, window, stride, window_dilation)
+    groups = max(params["feature_group_count"], params["batch_group_count"])
+    named = dict(zip(CONV_SIZES, (*sizes, groups), strict=True))
+    return conv_kernel(op, product_dtype(*call.inputs[:2]), named)
 
 
 def _scatter(call: Call) -> Kernels:

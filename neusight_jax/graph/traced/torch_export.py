@@ -15,9 +15,7 @@ from neusight_jax.graph.traced import aten
 from neusight_jax.graph.traced.grouping import FUSABLE, Walk, assemble, kernels_of
 from neusight_jax.graph.traced.memory import Holding, given_footprint
 from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
-from neusight_jax.graph.traced.scattering import ACCUMULATING
-from neusight_jax.graph.traced.torch_operators import LONGER_STEPS, SHORT_STEPS
-from neusight_jax.graph.traced.torch_trace import INPUTS, WEIGHTS, aten_graph
+from neusight_jax.graph.traced.torch_trace import INPUTS, LONGER_STEPS, SHORT_STEPS, WEIGHTS, aten_graph
 from neusight_jax.kernels.table import PHASES, Kernel
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ def _graph(
     name: str,
     steps: dict[int, int],
 ) -> Graph:
-    """The graph of one trace; arguments as of `graph_from_torch` and `torch_operators.shortened`."""
+    """The graph of one trace; arguments as of `graph_from_torch` and `torch_trace.aten_graph`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced, forward, notes = aten_graph(module, *inputs, mode == "training", name, steps)
@@ -242,7 +240,7 @@ class _Walk(Walk):
             returned, outputs = (list(written) if isinstance(made, list) else written[0]), ()
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
-        in_place = in_place or (plain in ACCUMULATING and self._phase(node) == BACKWARD)
+        in_place = in_place or (plain in aten.ACCUMULATING and self._phase(node) == BACKWARD)
         params = {"fp32_convolutions": self.options.fp32_convolutions or "tf32"}
         call = Call(plain, args, inputs, outputs + self._rewritten(written), in_place, params, self._phase(node))
         parts = [value for value, root in zip(before, written, strict=True) if value.elements < self._size[root.id]]

@@ -1,16 +1,25 @@
-"""A PyTorch module as an aten graph: exported on fake tensors, with its backward pass where it trains."""
+"""A PyTorch module as an aten graph: exported on fake tensors, with its backward pass where it trains.
+
+Operators are written as a GPU would run them, where torch runs others on a CPU:
+
+- `scaled_dot_product_attention` is one operator and one for its gradient. On a CPU torch takes it apart.
+- Recurrences (`nn.LSTM`, `nn.GRU`, `nn.RNN`) of many steps run a few: the others repeat them, and are counted.
+- Autocast computes more operators in fp32: those of "CUDA Ops that can autocast to float32" (PyTorch, Automatic Mixed
+  Precision package).
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.traced.torch_caches import register_caches
-from neusight_jax.graph.traced.torch_operators import as_on_gpu, shortened
+from neusight_jax.graph.traced.operation import operators
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +35,12 @@ VALUES_ASKED = (
 _CHECKPOINTING = "_checkpoint_without_reentrant_generator"
 WEIGHTS, INPUTS = "weights", "inputs"
 """Starts of the names of placeholders: parameters, and the inputs' tensors; the others are buffers."""
+
+RECURRENCES: frozenset[str] = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+SHORT_STEPS, LONGER_STEPS, LONG_STEPS = 5, 7, 16
+"""Steps that a recurrence of more than `LONG_STEPS` is traced with, twice: the first and last step differ from the
+rest. Both are primes, as arrays of so many steps should not look like those of so many layers."""
+AUTOCAST_FP32 = operators("aten", "autocast_fp32")
 
 
 def aten_graph(
@@ -44,7 +59,7 @@ def aten_graph(
       kwargs: named ones.
       training: whether gradients of all parameters that require one are traced as well.
       name: of the module, for errors.
-      steps: as of `torch_operators.shortened`.
+      steps: number of steps of a recurrence -> steps it is traced with (`_shortened`).
     Raises: `InputError` where the module cannot be exported, or nothing in it requires a gradient.
     """
     import torch
@@ -52,9 +67,9 @@ def aten_graph(
     from torch.fx.traceback import preserve_node_meta
     from torch.utils import _pytree
 
-    register_caches()
+    _register_caches()
     try:
-        with torch.set_grad_enabled(training), _checkpoints() as recomputed, shortened(steps):
+        with torch.set_grad_enabled(training), _checkpoints() as recomputed, _shortened(steps):
             program, args, kwargs = _exported(module, args, kwargs)
         exported = program.module(check_guards=False)
         leaves, _ = _pytree.tree_flatten((args, kwargs))
@@ -205,7 +220,7 @@ def _interpreted(exported: Any) -> Any:
             self.exported = exported
 
         def forward(self, *leaves: Any) -> Any:
-            return as_on_gpu(self.exported, leaves)
+            return _as_on_gpu(self.exported, leaves)
 
     return Interpreted()
 
@@ -213,3 +228,181 @@ def _interpreted(exported: Any) -> Any:
 def _like(parameter: torch.Tensor, training: bool) -> torch.Tensor:
     wanted = training and parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex())
     return parameter.detach().requires_grad_(wanted)
+
+
+def _as_on_gpu(program: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Run an exported program operator by operator; the trace then has what a GPU would be given to do."""
+    import torch
+
+    class AsOnGpu(torch.fx.Interpreter):  # type: ignore[misc, unused-ignore]
+        def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            name = getattr(getattr(target, "overloadpacket", target), "__name__", "")
+            if name == "wrap_with_autocast":
+                _, dtype, enabled, _, region, *operands = args
+                with torch.autocast("cpu", dtype, enabled):
+                    return AsOnGpu(region).run(*operands)
+            if name == "wrap_with_set_grad_enabled":
+                enabled, region, *operands = args
+                with torch.set_grad_enabled(enabled):
+                    return AsOnGpu(region).run(*operands)
+            if name == "_assert_tensor_metadata":  # of the dtypes a CPU would compute in
+                return None
+            cast = torch.is_autocast_enabled("cpu")
+            if name == "scaled_dot_product_attention":
+                return _attention(args, kwargs, torch.get_autocast_dtype("cpu") if cast else None)
+            if cast and name in AUTOCAST_FP32:
+                args = tuple(leaf.float() if _is_float(leaf) else leaf for leaf in args)
+            return super().call_function(target, args, kwargs)
+
+    return AsOnGpu(program).run(*inputs, enable_io_processing=False)
+
+
+def _shortened(steps: dict[int, int]) -> Any:
+    """A context in which recurrences of many steps run over fewer, with results of all steps.
+
+    `steps`: number of steps of a recurrence -> steps it is traced with; those it has not are added.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    class Shortened(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # Packed sequences have other arguments; the last is whether the batch comes first.
+            recurs = getattr(func, "__name__", "") in RECURRENCES and isinstance(args[3], bool)
+            axis = 1 if recurs and args[-1] and args[0].ndim > 2 else 0
+            length = args[0].shape[axis] if recurs else 0
+            if length <= LONG_STEPS:
+                return func(*args, **(kwargs or {}))
+            resized = _resized()
+            out, *states = func(resized(args[0], axis, steps.setdefault(length, SHORT_STEPS)), *args[1:])
+            return (resized(out, axis, length), *states)
+
+    return Shortened()
+
+
+@cache
+def _resized() -> Any:
+    """A tensor with another number of steps, as an operator that launches nothing, registered with its gradient."""
+    import torch
+
+    made = torch.library.custom_op(
+        "neusight_jax::resized", _shapes_only, mutates_args=(), schema="(Tensor steps, int axis, int length) -> Tensor"
+    )
+
+    def saved(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.axis, ctx.length = inputs[1], inputs[0].shape[inputs[1]]
+
+    def empty(x: torch.Tensor, axis: int, length: int) -> torch.Tensor:
+        """An array in the same order in memory."""
+        order = sorted(range(x.ndim), key=lambda at: -x.stride()[at])
+        like = x.new_empty([length if at == axis else x.shape[at] for at in order])
+        return like.permute([order.index(at) for at in range(x.ndim)])
+
+    made.register_fake(empty)
+    made.register_autograd(lambda ctx, result: (made(result, ctx.axis, ctx.length), None, None), setup_context=saved)
+    return made
+
+
+def _is_float(leaf: Any) -> bool:
+    import torch
+
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
+    """Attention with the arguments of `scaled_dot_product_attention`; `dtype`: what its operands are cast to."""
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    operands = [arguments[name] if dtype is None else arguments[name].to(dtype) for name in ("query", "key", "value")]
+    made: torch.Tensor = _operator()(*operands, bool(arguments.get("is_causal", False)))
+    return made
+
+
+def _shapes_only(*_: Any) -> Any:
+    raise NotImplementedError("for tensors without values")
+
+
+@cache
+def _operator() -> Any:
+    """Attention as an operator, registered with its gradient."""
+    import torch
+
+    operands = "Tensor query, Tensor key, Tensor value, bool causal"
+    forward = torch.library.custom_op(
+        "neusight_jax::attention", _shapes_only, mutates_args=(), schema=f"({operands}) -> Tensor"
+    )
+    backward = torch.library.custom_op(
+        "neusight_jax::attention_backward",
+        _shapes_only,
+        mutates_args=(),
+        schema=f"(Tensor gradient, {operands}) -> (Tensor, Tensor, Tensor)",
+    )
+
+    def saved(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.causal = inputs[3]
+
+    def gradient(ctx: Any, result: torch.Tensor) -> Any:
+        return *backward(result, *ctx.saved_tensors, ctx.causal), None
+
+    def empty(like: torch.Tensor, width: int) -> torch.Tensor:
+        """An array as FlashAttention lays it out: all heads of a token together."""
+        *outer, tokens = like.shape[:-1]
+        if not outer:
+            return like.new_empty((tokens, width))
+        return like.new_empty((*outer[:-1], tokens, outer[-1], width)).transpose(-3, -2)
+
+    forward.register_fake(lambda query, key, value, _: empty(query, value.shape[-1]))
+    backward.register_fake(lambda _, *operands: tuple(empty(tensor, tensor.shape[-1]) for tensor in operands[:3]))
+    forward.register_autograd(gradient, setup_context=saved)
+    return forward
+
+
+# Key-value caches of transformers as trees of tensors, so that a module that takes or returns one can be exported.
+
+
+def _register_caches() -> None:
+    """Tell torch how the caches of transformers are made of tensors; nothing where transformers is not in use."""
+    library = sys.modules.get("transformers.cache_utils")
+    if library is None:
+        return
+    from torch.utils import _pytree
+
+    wanted = tuple(vars(library)[name] for name in ("Cache", "EncoderDecoderCache") if hasattr(library, name))
+    for kind in vars(library).values():
+        if isinstance(kind, type) and issubclass(kind, wanted) and kind not in _pytree.SUPPORTED_NODES:
+            _pytree.register_pytree_node(kind, _flat, _rebuilt, flatten_with_keys_fn=_flat_with_keys)
+
+
+def _places(cache: Any) -> list[tuple[int, str]]:
+    """Where a cache has tensors, or caches: (layer, attribute), layer -1 for its own attributes."""
+    import torch
+
+    owners = [(-1, cache), *enumerate(getattr(cache, "layers", ()))]
+    return [
+        (at, name)
+        for at, owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, torch.Tensor) or name.endswith("_attention_cache")
+    ]
+
+
+def _flat(cache: Any) -> tuple[list[Any], tuple[Any, list[tuple[int, str]]]]:
+    places = _places(cache)
+    return [getattr(cache if at < 0 else cache.layers[at], name) for at, name in places], (cache, places)
+
+
+def _flat_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, list[tuple[int, str]]]]:
+    from torch.utils._pytree import MappingKey
+
+    values, context = _flat(cache)
+    return [(MappingKey(place), value) for place, value in zip(context[1], values, strict=True)], context
+
+
+def _rebuilt(values: Any, context: tuple[Any, list[tuple[int, str]]]) -> Any:
+    """A copy of the cache with these tensors; the one it was made from stays as it is."""
+    cache, places = context
+    made = copy.copy(cache)
+    if hasattr(cache, "layers"):
+        made.layers = [copy.copy(layer) for layer in cache.layers]
+    for (at, name), value in zip(places, values, strict=True):
+        setattr(made if at < 0 else made.layers[at], name, value)
+    return made

@@ -1,0 +1,332 @@
+"""Execution: a step of an engine's fused kernels as other software launches it, node by node.
+
+PyTorch runs it operator by operator (Hugging Face's modules). With llama.cpp every matrix has a product of its own,
+before which a kernel brings the activations to eight-bit integers where weights are packed. Few rows are multiplied by
+a kernel that unpacks the weights on the way, gate and up projection with their activation in one; a prompt in batches
+of `UBATCH` tokens. Activations are fp32 between products.
+
+Source of llama.cpp: ggml-cuda.cu (`ggml_cuda_mul_mat`, `ggml_cuda_try_fuse`), mmvq.cu, mmq.cu, quantize.cu, as of
+llama-cpp-python 0.3.36; `n_ubatch` of its common.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.graph.kernel import matrix_product, rowwise
+from neusight_jax.kernels.family import UNPACK
+from neusight_jax.kernels.gemm import FEW_ROWS
+from neusight_jax.kernels.table import Kernel
+
+EXECUTIONS: tuple[str, ...] = ("eager", "compiled", "engine")
+"""Software that runs a model: PyTorch, its own kernels one by one; a compiler, elementwise chains merged; an engine, or
+a training framework, their fused kernels."""
+ATTENTIONS: tuple[str, ...] = ("unfused", "flash")
+"""Attention: two products and a softmax, or one kernel."""
+LLAMA_CPP = "llama.cpp"
+ENGINES: tuple[str, ...] = (LLAMA_CPP,)
+"""Engines whose kernels a step may be written with, in place of those of a server."""
+LAYER_NORMS: tuple[str, ...] = (*("vit", "cohere", "cohere2", "nemotron", "olmo", "phimoe", "stablelm", "starcoder2"),)
+"""Types of models whose norms are layer norms, one kernel each; all others have root-mean-square norms."""
+LEFT_OUT: tuple[str, ...] = ("sampling",)
+"""Nodes of a server that a module's forward pass has not, and that llama.cpp runs on the host."""
+WIDE = "fp32"
+"""Dtype that PyTorch computes norms and softmax in, and that llama.cpp has activations in."""
+UBATCH = 512.0
+"""Tokens of a prompt that llama.cpp multiplies at a time."""
+PACKED_BYTES = 36.0 / 32.0
+"""Bytes of an activation in blocks of 32 eight-bit integers with a scale and a sum (`block_q8_1`)."""
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Sizes of the attention of a section; lengths are the mean of its requests."""
+
+    requests: float
+    queries: float
+    context: float
+    heads: float
+    kv_heads: float
+    size: float
+
+    @property
+    def widths(self) -> tuple[float, float, float]:
+        """Columns of the projections to queries, keys and values."""
+        shared = self.kv_heads * self.size
+        return self.heads * self.size, shared, shared
+
+
+_Rule = Callable[[Node, "_Heads | None"], list[Kernel]]
+
+
+def as_eager(graph: Graph, kind: str, *, attention: str | None) -> Graph:
+    """The graph of a forward pass as PyTorch launches it.
+
+    Args:
+      graph: of fused kernels.
+      kind: `model_type` of the model.
+      attention: one of `ATTENTIONS`; None = unfused.
+    """
+    rules = {**_EAGER, "layernorm": _layer_norm if kind in LAYER_NORMS else _rms_norm}
+    if attention == "flash":
+        del rules["attention"]
+    nodes, notes = _launched(graph.nodes, rules), graph.notes
+    if any("expert" in node.op or kernel.family == "grouped_gemm" for node in nodes for kernel in node.forward):
+        notes = (*notes, "experts run as an engine's grouped kernels: PyTorch's loop over experts is not written here")
+    return replace(graph, nodes=nodes, fused=False, launched="eager", notes=notes)
+
+
+def as_llama_cpp(graph: Graph) -> Graph:
+    """The graph of a forward step as llama.cpp launches it."""
+    return replace(graph, nodes=_launched(graph.nodes, _GGML), options={**graph.options, "engine": LLAMA_CPP})
+
+
+def _launched(nodes: Sequence[Node], rules: Mapping[str, _Rule]) -> tuple[Node, ...]:
+    """Nodes with the kernels of the rule for the last part of their name, else for their operator.
+
+    Nodes without a rule are one kernel either way; those left without kernels are part of another.
+    """
+    sizes, changed = _sizes(nodes), []
+    for node in nodes:
+        rule = rules.get(node.name.rpartition(".")[2]) or rules.get(node.op)
+        kernels = node.forward if rule is None else tuple(rule(node, sizes.get(node.section)))
+        if kernels and node.name not in LEFT_OUT:
+            changed.append(replace(node, forward=kernels))
+    return tuple(changed)
+
+
+def _sizes(nodes: Sequence[Node]) -> dict[str, _Heads]:
+    """Attention's sizes by section."""
+    sizes = {}
+    for node in nodes:
+        for kernel in node.forward:
+            if kernel.family in ("prefill", "decode"):
+                dims = kernel.dims
+                of_one = (dims["queries"] / dims["requests"], dims["context"] / dims["requests"])
+                heads = (dims["heads"], dims["kv_heads"], dims["head_size"])
+                sizes[node.section] = _Heads(dims["requests"], *of_one, *heads)
+    return sizes
+
+
+def _columns(kernel: Kernel, widths: Sequence[float]) -> tuple[float, ...]:
+    """Columns of the products that one of all of them stands for; its own where they are not as many."""
+    columns = kernel.dims["n"]
+    return tuple(widths) if abs(sum(widths) - columns) < 0.5 else (columns,)
+
+
+def _widening(dtype: str) -> float:
+    """Bytes of an element in `WIDE` over those in its dtype."""
+    return dtype_bytes(WIDE) / dtype_bytes(dtype)
+
+
+# PyTorch.
+
+
+def _projections(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """Queries, keys and values by products of their own, where engines merge them into one."""
+    return list(node.forward) if heads is None else _split(node, heads.widths)
+
+
+def _halves(node: Node, _: _Heads | None) -> list[Kernel]:
+    """The gate and the up projection likewise."""
+    width = sum(kernel.dims["n"] for kernel in node.forward[:1])
+    return _split(node, (width / 2.0, width / 2.0))
+
+
+def _split(node: Node, widths: Sequence[float]) -> list[Kernel]:
+    """Products of so many columns in place of one of all of them; as it is where they are not its columns."""
+    products = [kernel for kernel in node.forward if kernel.family == "linear"]
+    if any(_columns(kernel, widths) != tuple(widths) for kernel in products):
+        return list(node.forward)
+    return [replace(kernel, dims={**kernel.dims, "n": width}) for kernel in products for width in widths]
+
+
+def _turned(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """Of queries and of keys: times cosines, halves turned (one negated, both joined), times sines, and the sum."""
+    if heads is None:
+        return list(node.forward)
+    dtype, kernels = node.forward[0].dtype, []
+    for count in (heads.heads, heads.kv_heads):
+        rows, cols = heads.requests * heads.queries * count, heads.size
+        kernels += [
+            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / count, 1.0, dtype, 2.0),
+            rowwise("elementwise", "mulu", rows, cols / 2.0, 1.0, 1.0, dtype),
+            rowwise("memory", "copy", rows, cols, 1.0, 1.0, dtype),
+            rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype),
+        ]
+    return kernels
+
+
+def _layer_norm(node: Node, _: _Heads | None) -> list[Kernel]:
+    """The sum with the residual, then one kernel."""
+    kernels = []
+    for kernel in node.forward:
+        rows, cols = kernel.dims["rows"], kernel.dims["cols"]
+        kernels += _residual(kernel)
+        kernels.append(rowwise("norm", "layernorm", rows, cols, 1.0, 1.0, kernel.dtype, kernel.count))
+    return kernels
+
+
+def _rms_norm(node: Node, _: _Heads | None) -> list[Kernel]:
+    """The sum with the residual, then the chain of a root-mean-square norm in fp32."""
+    kernels = []
+    for kernel in node.forward:
+        rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
+        kernels += [
+            *_residual(kernel),
+            *_copied(rows, cols, dtype, to=WIDE),
+            rowwise("elementwise", "powu", rows, cols, 1.0, 1.0, WIDE),
+            rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / cols, WIDE),
+            rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 2.0),
+            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / cols, 1.0, WIDE),
+            *_copied(rows, cols, dtype, to=dtype),
+            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / rows, 1.0, dtype),
+        ]
+    return kernels
+
+
+def _residual(norm: Kernel) -> list[Kernel]:
+    """The sum that an engine's norm takes in, where it does."""
+    if norm.dims["reads"] < 2.0:
+        return []
+    return [rowwise("elementwise", "add", norm.dims["rows"], norm.dims["cols"], 2.0, 1.0, norm.dtype, norm.count)]
+
+
+def _activation(node: Node, _: _Heads | None) -> list[Kernel]:
+    """A gated activation as the function and the product."""
+    kernels = []
+    for kernel in node.forward:
+        sizes = kernel.dims["rows"], kernel.dims["cols"]
+        kernels.append(rowwise("elementwise", "gelu", *sizes, 1.0, 1.0, kernel.dtype, kernel.count))
+        if kernel.dims["reads"] >= 2.0:
+            kernels.append(rowwise("elementwise", "mul", *sizes, 2.0, 1.0, kernel.dtype, kernel.count))
+    return kernels
+
+
+def _attention(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """Keys and values repeated for every head, scores, their scale and mask, softmax in fp32, context, heads merged."""
+    if heads is None or node.forward[0].family not in ("prefill", "decode"):
+        return list(node.forward)
+    dtype, groups = node.forward[0].dtype, heads.heads / heads.kv_heads
+    batch = round(heads.requests * heads.heads)
+    rows, seen = batch * heads.queries, heads.context
+    kernels = [
+        matrix_product(batch, heads.queries, seen, heads.size, dtype),
+        rowwise("elementwise", "mulu", rows, seen, 1.0, 1.0, dtype),
+        *widened_softmax(rows, seen, dtype),
+        matrix_product(batch, heads.queries, heads.size, seen, dtype),
+        rowwise("memory", "copy", rows, heads.size, 1.0, 1.0, dtype),
+    ]
+    if node.forward[0].dims["pairs"] < heads.requests * heads.queries * seen:
+        kernels.insert(2, rowwise("elementwise", "add", rows, seen, 1.0 + 1.0 / heads.heads, 1.0, dtype))
+    if groups > 1.0:
+        repeated = rowwise("memory", "copy", batch * seen, heads.size, 1.0 / groups, 1.0, dtype, 2.0)
+        kernels.insert(0, repeated)
+    if heads.queries < seen:  # the cache is joined with the new keys and values
+        of_cache = heads.requests * heads.kv_heads * seen
+        kernels.insert(0, rowwise("memory", "copy", of_cache, heads.size, 1.0, 1.0, dtype, 2.0))
+    return kernels
+
+
+def widened_softmax(rows: float, cols: float, dtype: str) -> list[Kernel]:
+    """Softmax in fp32 of scores in any dtype, brought there and back.
+
+    Args:
+      rows: of scores.
+      cols: scores of a row.
+      dtype: that they come in.
+    """
+    softmax = rowwise("softmax", "softmax", rows, cols, 1.0, 1.0, WIDE)
+    return [*_copied(rows, cols, dtype, to=WIDE), softmax, *_copied(rows, cols, dtype, to=dtype)]
+
+
+def _copied(rows: float, cols: float, dtype: str, *, to: str) -> list[Kernel]:
+    """A tensor of a dtype brought to `WIDE`, or back to its own; nothing where that is as wide."""
+    wide = _widening(dtype)
+    passes = (1.0, wide) if to == WIDE else (wide, 1.0)
+    return [rowwise("memory", "copy", rows, cols, *passes, dtype)] if wide > 1.0 else []
+
+
+_EAGER: dict[str, _Rule] = {
+    **{"qkv": _projections, "gate_up": _halves, "rotary": _turned, "activation": _activation},
+    "attention": _attention,
+}
+
+
+# llama.cpp.
+
+
+def _products(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """A product for each matrix, of a batch of tokens at a time, and the packing of its activations."""
+    last, kernels = node.name.rpartition(".")[2], []
+    widths: tuple[float, ...] = ()
+    if last == "qkv" and heads is not None:
+        widths = heads.widths
+    elif last == "gate_up" and node.forward[0].dims["m"] > FEW_ROWS:  # one product of few rows
+        widths = (node.forward[0].dims["n"] / 2.0,) * 2
+    for kernel in node.forward:
+        if kernel.family != "linear":
+            kernels.append(kernel)
+            continue
+        for width in _columns(kernel, widths):
+            if UNPACK in kernel.dims:
+                kernels.append(_packing(kernel))
+            kernels.append(_in_batches(kernel, width))
+    return kernels
+
+
+def _in_batches(kernel: Kernel, width: float) -> Kernel:
+    """A product of so many columns, launched for every batch of tokens."""
+    rows = min(kernel.dims["m"], UBATCH)
+    times = kernel.dims["m"] / rows
+    instead = None if kernel.instead is None else _in_batches(kernel.instead, width)
+    dims = {**kernel.dims, "m": rows, "n": width}
+    return replace(kernel, dims=dims, count=kernel.count * times, instead=instead)
+
+
+def _packing(kernel: Kernel) -> Kernel:
+    """The kernel that brings activations to eight-bit integers before a product."""
+    dtype = (kernel.instead or kernel).dtype
+    sizes, packed = (kernel.dims["m"], kernel.dims["k"]), PACKED_BYTES / dtype_bytes(dtype)
+    return rowwise("stream", "quantize", *sizes, _widening(dtype), packed, dtype, kernel.count)
+
+
+def _turned_and_kept(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """Queries and keys turned, keys and values written to the cache."""
+    if heads is None:
+        return list(node.forward)
+    kernels = []
+    for kernel in node.forward:
+        wide, (query, key, value) = _widening(kernel.dtype), heads.widths
+        for cols, written in ((query, wide), (key, wide), (key, 1.0), (value, 1.0)):
+            dims = {**kernel.dims, "cols": cols, "reads": wide, "writes": written}
+            kernels.append(replace(kernel, dims=dims))
+    return kernels
+
+
+def _gated(node: Node, heads: _Heads | None) -> list[Kernel]:
+    """An activation; of few rows, the product before it has it."""
+    few = all(kernel.dims["rows"] <= FEW_ROWS for kernel in node.forward)
+    return [] if few else _streams(node, heads)
+
+
+def _streams(node: Node, _: _Heads | None) -> list[Kernel]:
+    """Kernels over fp32 activations; the sum with the residual is one of its own before a norm."""
+    kernels = []
+    for kernel in node.forward:
+        wide, reads, writes = _widening(kernel.dtype), kernel.dims["reads"], kernel.dims["writes"]
+        if node.op == "layernorm" and reads >= 2.0:
+            dims = {**kernel.dims, "reads": 2 * wide, "writes": wide}
+            kernels.append(replace(kernel, family="stream", op="pointwise", dims=dims))
+            reads = writes = 1.0
+        kernels.append(replace(kernel, dims={**kernel.dims, "reads": reads * wide, "writes": writes * wide}))
+    return kernels
+
+
+_GGML: dict[str, _Rule] = {
+    **{"linear": _products, "rotary": _turned_and_kept, "activation": _gated},
+    **dict.fromkeys(("layernorm", "pointwise", "embedding"), _streams),
+}
