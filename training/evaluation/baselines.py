@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from scipy.optimize import nnls
 
 from neusight_jax.baselines.rivals import (
     LEAVES,
     MAX_DEPTH,
     TREES,
+    FittedBaseline,
     Forest,
-    GBTPredictor,
-    HabitatMLPPredictor,
     LiLine,
-    LiPredictor,
     MeasuredKernels,
+    ThreeNumbers,
     WavePredictor,
     gbt_inputs,
     habitat_inputs,
@@ -31,12 +30,13 @@ from neusight_jax.baselines.rivals import (
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.network import Network, init_network
-from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.predictor import Predictor, bounded
 from neusight_jax.model.roofline import peak_flop_per_s
 from neusight_jax.training.data import Rows
-from neusight_jax.training.fit import Sample, Settings, sample_of
-from neusight_jax.training.objectives import log_error_loss
+from neusight_jax.training.fit import sample_of
 
+HABITAT_HIDDEN: tuple[int, ...] = (64, 64, 64, 64)
+"""Hidden layers of Habitat's network."""
 GBT_SETTINGS: dict[str, Any] = {
     "objective": "l1",  # the log error's absolute value, as the other systems are fitted
     "num_leaves": LEAVES,
@@ -78,9 +78,9 @@ def fit_published_li(rows: Rows, seed: int) -> Predictor:
     return _li(rows.family, p, 0.0, q, 0.0)
 
 
-def _li(family: Family, per_bandwidth: float, per_peak: float, offset: float, floor_s: float) -> LiPredictor:
+def _li(family: Family, per_bandwidth: float, per_peak: float, offset: float, floor_s: float) -> Predictor:
     values = (jnp.asarray(value, jnp.float32) for value in (per_bandwidth, per_peak, offset, floor_s))
-    return LiPredictor({family.network: LiLine(*values)})
+    return FittedBaseline("li", {family.network: LiLine(*values)})
 
 
 def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
@@ -108,36 +108,19 @@ def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["inverse_slope", "intercept", "bandwidth", "peak"])
 
 
-@dataclass(frozen=True)
-class HabitatMLPKind:
-    """The `habitat-mlp` network, for the fitting loop."""
+def start_roofline3(key: PRNGKeyArray, family: Family, rows: Rows) -> ThreeNumbers:
+    """Efficiencies 0.73 and a floor of 25 us."""
+    return ThreeNumbers(jnp.ones(()), jnp.ones(()), jnp.log(25e-6))
 
-    hidden: tuple[int, ...] = (64, 64, 64, 64)
 
-    def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Network normalised to the rows, that starts at their geometric mean.
-
-        Args: as of `fit.Kind.init`; the network takes inputs of its own, not the features.
-        """
-        sample = sample_of(rows, seen=False)
-        inputs = habitat_inputs(family, sample.gpu, sample.batch, sample.isolated)
-        network = init_network(key, inputs, self.hidden, 1, members=1)
-        *biases, last = network.parameters["biases"]
-        start = (*biases, last + jnp.mean(sample.log_seconds))
-        return replace(network, parameters={**network.parameters, "biases": start})
-
-    def predictor(self, parameters: Network, family: Family, sample: Sample) -> Predictor:
-        """The predictor of one family."""
-        return HabitatMLPPredictor({family.network: parameters})
-
-    def loss(self, parameters: Network, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error.
-
-        Args: as of `fit.Kind.loss`.
-        """
-        predictor = self.predictor(parameters, family, sample)
-        terms = predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated)
-        return log_error_loss(jnp.log(terms.seconds), sample, settings)
+def start_habitat_mlp(key: PRNGKeyArray, family: Family, rows: Rows) -> Network:
+    """A network normalised to the rows, that starts at their geometric mean."""
+    sample = sample_of(rows, seen=False)
+    inputs = habitat_inputs(family, sample.gpu, sample.batch, sample.isolated)
+    network = init_network(key, inputs, HABITAT_HIDDEN, 1, members=1)
+    *biases, last = network.parameters["biases"]
+    start = (*biases, last + jnp.mean(sample.log_seconds))
+    return replace(network, parameters={**network.parameters, "biases": start})
 
 
 def wave_predictors(rows: Rows, *, general: bool) -> Sequence[Predictor]:
@@ -170,12 +153,14 @@ def fit_gbt(rows: Rows, seed: int) -> Predictor:
     except (ImportError, OSError) as error:  # not installed, or without the libraries it links to
         raise InputError(f"the gbt baseline needs lightgbm ({error}); from the clone: `pip install '.[gbt]'`") from None
     sample = sample_of(rows, seen=False)
-    prepared = jax.jit(lambda: gbt_inputs(rows.family, sample.gpu, sample.batch, sample.isolated))
+    prepared = jax.jit(
+        lambda: gbt_inputs(rows.family, bounded(rows.family, sample.gpu, sample.batch), sample.batch, sample.isolated)
+    )
     inputs = np.asarray(prepared(), np.float64)
     counts = np.bincount(rows.device, minlength=len(rows.devices))
     data = lightgbm.Dataset(inputs, np.log(rows.seconds), weight=1.0 / counts[rows.device])
     booster = lightgbm.train({**GBT_SETTINGS, "seed": seed}, data, num_boost_round=TREES)
-    return GBTPredictor({rows.family.network: forest_arrays(booster.dump_model()["tree_info"])})
+    return FittedBaseline("gbt", {rows.family.network: forest_arrays(booster.dump_model()["tree_info"])})
 
 
 def forest_arrays(trees: list[dict[str, Any]]) -> Forest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,17 +28,20 @@ from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from neusight_jax.training.data import NETWORKS, Rows, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.evaluation.baselines import (
-    HabitatMLPKind,
+    HABITAT_HIDDEN,
     fit_gbt,
     fit_li,
     fit_published_li,
+    start_habitat_mlp,
+    start_roofline3,
     wave_predictors,
 )
-from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
+from neusight_jax.training.fit import Job, Settings, fit, row_features, sample_of, settings_for
 from neusight_jax.training.objectives import (
+    BaselineObjective,
+    LatencyKind,
     MixtureObjective,
     NeuSightObjective,
-    Roofline3Objective,
     TileObjective,
     effect_penalties,
 )
@@ -74,14 +77,6 @@ class System(Protocol):
         ...
 
 
-class PredictorKind(Kind, Protocol):
-    """A kind of the fitting loop that forecasts a latency."""
-
-    def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
-        """The predictor of one family, with the device effects of the sample's rows."""
-        ...
-
-
 @dataclass(frozen=True)
 class GradientSystem:
     """A kind of the fitting loop; all jobs run together.
@@ -91,7 +86,7 @@ class GradientSystem:
       settings: from the family to those of the optimizer.
     """
 
-    kind: Callable[[Any, Rows], PredictorKind]
+    kind: Callable[[Any, Rows], LatencyKind]
     settings: Callable[[Family], Settings]
 
     def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
@@ -155,7 +150,7 @@ class WaveSystem:
         return out
 
 
-HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
+HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": HABITAT_HIDDEN}
 """Hidden layers of the baselines that have some."""
 SYSTEMS: dict[str, System] = {
     "mixture": GradientSystem(
@@ -166,12 +161,13 @@ SYSTEMS: dict[str, System] = {
     ),
     "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
     "roofline3": GradientSystem(
-        lambda tile, rows: Roofline3Objective(), lambda _: Settings(steps=400, learning_rate=0.05)
+        lambda tile, rows: BaselineObjective("roofline3", start_roofline3),
+        lambda _: Settings(steps=400, learning_rate=0.05),
     ),
     "li": JobSystem(fit_li),
     "li-published": JobSystem(fit_published_li),
     "habitat-mlp": GradientSystem(
-        lambda tile, rows: HabitatMLPKind(HIDDEN["habitat-mlp"]), lambda _: Settings(steps=1500)
+        lambda tile, rows: BaselineObjective("habitat-mlp", start_habitat_mlp), lambda _: Settings(steps=1500)
     ),
     "habitat-wave": WaveSystem(general=True),
     "habitat-wave-simplified": WaveSystem(general=False),
@@ -329,7 +325,9 @@ def train_baseline(
 
 def joined(parts: Sequence[Predictor]) -> Predictor:
     """Predictors of single families as one; all of one kind, each holding dicts by family."""
-    merged: dict[str, Any] = {}
-    for item in fields(parts[0]):  # type: ignore[arg-type]
-        merged[item.name] = {name: value for part in parts for name, value in getattr(part, item.name).items()}
-    return type(parts[0])(**merged)
+    merged: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, dict):
+                merged[name] = {**merged.get(name, {}), **value}
+    return replace(parts[0], **merged)  # type: ignore[type-var]
