@@ -277,7 +277,7 @@ def jax_step(target: Target, training: bool, compiled: bool) -> Step:
 
     def timed(run: Callable[..., Any]) -> float:
         begin = time.perf_counter()
-        jax.block_until_ready(run(*args, **kwargs))
+        jax.block_until_ready(run(*args, **kwargs))  # type: ignore[no-untyped-call]
         return time.perf_counter() - begin
 
     wrap: Callable[[Any], Any] = jax.jit if compiled else lambda function: function
