@@ -188,7 +188,7 @@ def _read(root: Path, rule: Rule) -> tuple[pd.DataFrame, dict[str, int]]:
             version=("version", "+".join),
             **{name: (name, "median") for name in POWER if name in frame},
         )
-    warm = check_rows(frame, rule.name).bad
+    warm = check_rows(frame, rule.name)[1].bad
     counts[_WARM] = int(warm.sum())
     return frame[~warm].reset_index(drop=True), counts
 

@@ -82,7 +82,7 @@ def import_aiter(source: Path | str, output: Path | str) -> AiterReport:
     frame = _in_schema(raw, left_out)
     if frame.empty:
         raise InputError(f"{origin}: no row is of a known board; expected {', '.join(sorted(set(DEVICES.values())))}")
-    light = check_rows(frame, "aiter").bad
+    light = check_rows(frame, "aiter")[1].bad
     left_out["rows faster than light"] += int(light.sum())
     frame = frame[~light].reset_index(drop=True)
     with atomic_folder(target) as beside:

@@ -16,8 +16,14 @@ import pyarrow.parquet as pq
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import NONE_OWN, find_device, is_gpu_file, measured_device, own_devices
-from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
-from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
+from neusight_jax.datasets.row_checks import (
+    FRAME_COLUMNS,
+    MODEL_TABLES,
+    GoodRows,
+    OnInvalid,
+    check_models,
+    check_rows,
+)
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.catalog import canonical_name, fold_name
 from neusight_jax.hardware.gpu import GPU
@@ -113,13 +119,13 @@ def read_measurements(
     frames = []
     for file in kernels:
         raw = _only(_read(file, READ_COLUMNS), wanted, chosen, extra_gpus)
-        frames.append(rows.take(raw, check_rows(raw, str(file), extra_gpus=extra_gpus)))
+        frames.append(rows.take(*check_rows(raw, str(file), extra_gpus=extra_gpus)))
     tables: list[pd.DataFrame | None] = []
     for table, files in zip(MODEL_TABLES, model_files, strict=True):
         parts = []
         for file in files:
             raw = _only(_read(file), wanted, None, extra_gpus)
-            parts.append(rows.take(raw, check_models(table, raw, str(file), extra_gpus)))
+            parts.append(rows.take(*check_models(table, raw, str(file), extra_gpus)))
         tables.append(_concat(parts) if parts else None)
     problems = rows.problems()
     if rows.bad == rows.total and not (rows.bad and on_invalid == "list"):
@@ -167,7 +173,7 @@ def read_kernels(path: Path | str) -> KernelTable:
             f"{file} is a folder, expected one file of the measurement schema, such as {file}/linear.parquet"
         )
     raw, rows = _read(file, READ_COLUMNS), GoodRows()
-    frame = rows.take(raw, check_rows(raw, str(file), to_predict=True))
+    frame = rows.take(*check_rows(raw, str(file), to_predict=True))
     rows.problems()
     return table_from_frame(frame)
 
@@ -190,7 +196,7 @@ def read_measured_on(
         spelled |= {str(device) for device in raw["device"].dropna().unique()} if "device" in raw else set()
         raw = raw[_measured_on(raw, name)]
         if len(raw):
-            good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
+            good = rows.take(*check_rows(raw, str(file), measured_on=(name, gpu)))
             frames.append(good[good["family"].notna()])
     problems = rows.problems()
     if not sum(map(len, frames)):

@@ -325,15 +325,15 @@ def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
         for file, group in frame.groupby(level=0, sort=False):
             plain = group.droplevel(0)  # and without columns of other files: blank where they may be absent
             plain = plain[[name for name in plain if name in needed or plain[name].notna().any()]]
-            checked = check_rows(plain, str(file))
-            checks.take(plain, checked)
-            fine.append(group[~checked.bad])
+            checked, problems = check_rows(plain, str(file))
+            checks.take(checked, problems)
+            fine.append(group[~problems.bad])
         left = pd.concat(fine)
         if len(left):
             good[str(op)] = _typed(left.reset_index(drop=True).dropna(axis="columns", how="all"), str(op))
-    problems = checks.problems()
+    found = checks.problems()
     if not good:
-        raise InputError(f"all {checks.bad} measurement rows are bad; first: {problems.iloc[0]['detail']}")
+        raise InputError(f"all {checks.bad} measurement rows are bad; first: {found.iloc[0]['detail']}")
     return good
 
 

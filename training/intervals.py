@@ -17,7 +17,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.datasets.model_tables import MODES
+from neusight_jax.datasets.row_checks import MODES
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.intervals import LEVEL, MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import pandas as pd
 from rich.console import Console
 
-from neusight_jax.datasets.model_tables import END_TO_END
+from neusight_jax.datasets.row_checks import END_TO_END
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.graph.configs.config import read_config, whole

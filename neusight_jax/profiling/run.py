@@ -381,8 +381,8 @@ def _rates(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float, float
 def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[dict[Any, Any]]]:
     """Rows of one operator that the reader takes, and those it would refuse (faster than light) with the reason."""
     op = str(part["op"].iloc[0])
-    checked = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))
-    reasons = dict(zip(checked.problems["row"], checked.problems["detail"], strict=True))
+    problems = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))[1]
+    reasons = problems.frame().set_index("row")["detail"].to_dict()
     kernels = part[["op", "dtype", *schema.op_columns(op)]].to_dict("records")
     refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
-    return part[~checked.bad].reset_index(drop=True), refused
+    return part[~problems.bad].reset_index(drop=True), refused

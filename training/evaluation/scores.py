@@ -14,8 +14,7 @@ from rich.console import Console
 
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
-from neusight_jax.datasets.model_tables import MODES
-from neusight_jax.datasets.row_checks import OnInvalid
+from neusight_jax.datasets.row_checks import MODES, OnInvalid
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.hardware.files import load_gpu
