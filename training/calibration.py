@@ -27,7 +27,8 @@ from jaxtyping import Array, Float
 
 import neusight_jax
 from neusight_jax.datasets.devices import measured_device, own_devices
-from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
+from neusight_jax.datasets.measurements import measured_names, read_measurements, table_from_frame
+from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import canonical_name
@@ -83,7 +84,8 @@ def calibrate_checkpoint(
         )
     has_effect = canonical_name(gpu) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, canonical_name(name))
-    data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
+    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
+    data = read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
     frame = data.frame
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}

@@ -382,7 +382,7 @@ def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[d
     """Rows of one operator that the reader takes, and those it would refuse (faster than light) with the reason."""
     op = str(part["op"].iloc[0])
     problems = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))[1]
-    reasons = problems.frame().set_index("row")["detail"].to_dict()
+    reasons = {int(problem["row"]): problem["detail"] for problem in problems.records}
     kernels = part[["op", "dtype", *schema.op_columns(op)]].to_dict("records")
-    refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
+    refused = [{**kernels[row], "reason": reason} for row, reason in reasons.items()]
     return part[~problems.bad].reset_index(drop=True), refused
