@@ -13,9 +13,14 @@ from rich.console import Group, RenderableType
 from neusight_jax.model.intervals import LEVEL
 from neusight_jax.records import Printed
 from neusight_jax.reports.text import table
+from neusight_jax.training.data import NETWORKS
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")
 """Columns of every table of scores, of absolute percentage errors."""
+LONG = "{} > 50 us"
+"""Family of kernels that are scored apart where they are long."""
+END_TO_END = "end to end"
+"""Family of whole models."""
 _HELD = ("coverage", "width", "interval_score")
 
 
@@ -79,6 +84,13 @@ class Evaluation(Printed):
         titled = [view for view in self.views if view.title and len(view.frame)]
         tables = (table(view.title, [*view.columns], view.cells(), view.text_columns) for view in titled)
         return Group(*tables, *(f"note: {note}" for note in self.notes))
+
+
+def family_means(scores: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of systems (rows) in families and whole models (columns), GPUs counted equally."""
+    means = scores.groupby(["system", "family"])["mean"].mean().unstack("family")
+    labels = (label for name in NETWORKS for label in (name, LONG.format(name)))
+    return means[[label for label in (*labels, END_TO_END) if label in means]]
 
 
 def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
