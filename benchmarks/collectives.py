@@ -37,7 +37,7 @@ from neusight_jax.training.data import Rows, devices_with, measured_devices, swe
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
-from neusight_jax.training.recipe import RECIPES
+from neusight_jax.training.recipes import RECIPES
 
 RECIPE = RECIPES["collectives"]
 POINTS = 10

@@ -21,7 +21,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation.result import percentile_line
+from neusight_jax.training.evaluation.scores import percentile_line
 
 KEYS: list[str] = ["device", *WORKLOAD]
 """Columns that tell one run from another."""

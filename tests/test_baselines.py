@@ -27,7 +27,7 @@ from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
 from neusight_jax.model.checkpoint import save_checkpoint, untrained
 from neusight_jax.model.predictor import bounded
 from neusight_jax.training.data import Rows
-from neusight_jax.training.evaluation.baselines import fit_li, fit_published_li, wave_predictors
+from neusight_jax.training.evaluation.systems import fit_li, fit_published_li, wave_predictors
 from synthetic import write_synthetic_measurements
 
 V100 = "Tesla V100-PCIE-32GB"
@@ -42,7 +42,7 @@ def _split(feature: int, threshold: float, left: Any, right: Any) -> dict[str, A
 
 
 def test_a_forest_walks_as_drawn() -> None:
-    from neusight_jax.training.evaluation.baselines import forest_arrays
+    from neusight_jax.training.evaluation.systems import forest_arrays
 
     trees = [
         _split(1, 0.5, _leaf(1.0), _split(0, -2.0, _leaf(10.0), _leaf(100.0))),
@@ -57,7 +57,7 @@ def test_a_forest_walks_as_drawn() -> None:
 def test_trees_as_arrays_say_what_lightgbm_says() -> None:
     lightgbm = pytest.importorskip("lightgbm")
     from neusight_jax.baselines.rivals import MAX_DEPTH
-    from neusight_jax.training.evaluation.baselines import GBT_SETTINGS, forest_arrays
+    from neusight_jax.training.evaluation.systems import GBT_SETTINGS, forest_arrays
 
     random = np.random.default_rng(0)
     inputs = random.normal(size=(2000, 5)).astype(np.float32).round(2)  # ties, so that thresholds are met exactly
@@ -71,7 +71,7 @@ def test_trees_as_arrays_say_what_lightgbm_says() -> None:
 
 
 def test_gbt_forecasts_through_the_one_function() -> None:
-    from neusight_jax.training.evaluation.baselines import forest_arrays
+    from neusight_jax.training.evaluation.systems import forest_arrays
 
     forest = forest_arrays([{"tree_structure": _leaf(float(np.log(0.25)))}])
     kernels = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 64, "n": 64, "k": 64}, count=2)])

@@ -16,9 +16,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from neusight_jax.training.data import Rows
-from neusight_jax.training.evaluation import protocols, systems
+from neusight_jax.training.evaluation import systems
 from neusight_jax.training.evaluation.protocols import run_protocol
-from neusight_jax.training.evaluation.result import Evaluation
+from neusight_jax.training.evaluation.scores import Evaluation, family_means
 from neusight_jax.training.evaluation.systems import (
     DEFAULT_SYSTEMS,
     OURS,

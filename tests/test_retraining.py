@@ -15,7 +15,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
-from neusight_jax.training.recipe import RECIPES
+from neusight_jax.training.recipes import RECIPES
 
 OPS = {"linear": 28, "softmax": 24}
 

@@ -276,7 +276,7 @@ class WavePredictor:
 #     t = a · work + c                     per family and known GPU; work = FLOP of matrix products, bytes of the rest
 #     1 / a = p · bandwidth + q            over the known GPUs; on a new one t = work / (p · bandwidth + q)
 #
-# Two variants share this record (`LiLine`), and differ in how they are fitted (`training.evaluation.baselines`):
+# Two variants share this record (`LiLine`), and differ in how they are fitted (`training.evaluation.systems`):
 #
 # - `li-published`, as NeuSight's authors coded it: ordinary least squares on seconds, which the largest kernels decide;
 #   bandwidth for every family, so that the arithmetic peak plays no part; c = 0 on a new GPU.

@@ -26,8 +26,8 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.traced import source_file
 from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
-from neusight_jax.profiling.machine import Machine, Sensors, find_machine, host_facts, make_backend
-from neusight_jax.profiling.run import begun_card, failure, now, write_folder
+from neusight_jax.profiling.machine import Machine, Sensors, find_machine, host_facts
+from neusight_jax.profiling.run import begun_card, failure, make_backend, now, write_folder
 
 MODES: dict[str, str] = {"inference": "inf", "training": "train"}
 """Modes, and their spelling in measurement files."""

@@ -23,10 +23,28 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, remove_folder, write_text_atomically
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
-from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts, make_backend
+from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts
 from neusight_jax.profiling.plans import planned
 from neusight_jax.progress import working
 from neusight_jax.units import GB
+
+BACKENDS: tuple[str, ...] = ("jax", "torch")
+
+
+def make_backend(name: str) -> Backend:
+    """A backend on the first device of this machine; `InputError` for an unknown name or a missing package."""
+    if name == "jax":
+        from neusight_jax.profiling.jax_backend import JaxBackend
+
+        return JaxBackend()
+    if name != "torch":
+        raise unknown_name("backend", name, BACKENDS)
+    try:
+        from neusight_jax.profiling.torch_backend import TorchBackend
+    except ImportError as error:
+        raise InputError(f"torch cannot be imported ({error}); `pip install '.[torch]'`") from None
+    return TorchBackend()
+
 
 # The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it.
 

@@ -288,7 +288,8 @@ def trace_of_kernels(
 
     Args:
       events: as `Events.frame`; `link` is what launched each. devices: GPU of every lane.
-      item: number of what ran and of what launched it, seconds, count -> `Measured`.
+      item: from the number of what ran (of `Events.names`), that of what launched it, the seconds of all alike launches
+        together and their count.
       account: what was left out so far. notes, gpus: of the trace.
     """
     # Events of no duration may well be alike, so only others count as written twice.

@@ -21,7 +21,7 @@ from neusight_jax.datasets.row_checks import numbers
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.training.data import NETWORKS, devices_with, measured_devices, sweep_rows, thin
 from neusight_jax.training.evaluation.protocols import PROTOCOLS, ROWS_PER_DEVICE, split_rows
-from neusight_jax.training.evaluation.result import END_TO_END, Evaluation, View, family_means, markdown_table, scores
+from neusight_jax.training.evaluation.scores import END_TO_END, Evaluation, View, family_means, markdown_table, scores
 
 COLUMNS: tuple[str, ...] = ("split", "system", "family", "device", "rows", "mean", "median", "p90", "sd")
 """Columns of the CSV: one row per split, system, family (or whole models) and GPU; errors in percent."""

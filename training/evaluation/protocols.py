@@ -53,17 +53,18 @@ from neusight_jax.training.data import (
     sweep_rows,
     thin,
 )
-from neusight_jax.training.evaluation.result import (
+from neusight_jax.training.evaluation.scores import (
     LONG,
     PERCENTILES,
     Evaluation,
+    System,
     View,
     averaged,
     family_means,
+    model_scores,
     percentiles,
     scores,
 )
-from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, FamilyRows, fit_tile
 from neusight_jax.training.fit import Job, Sample, Settings, sample_of, settings_for
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor, merged
