@@ -31,10 +31,9 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.model.checkpoint import load_card, load_predictor
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.scaling.rules import Machine, limits_of, plain_rule, scaling
+from neusight_jax.scaling.rules import Machine, figure, limits_of, plain_rule, scaling
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.scaling.trace import Measured, Trace
-from neusight_jax.scaling.work import figure
 from neusight_jax.training.evaluation.scores import percentiles
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -246,6 +247,27 @@ def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample)
     """
     predictor = kind.predictor(parameters, family, sample)
     return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+
+
+@functools.partial(jax.jit, static_argnames="family")
+def seconds_of(family: Family, predictor: Predictor, sample: Sample) -> Float[Array, " kernel"]:
+    """Seconds of a sample by a predictor, compiled."""
+    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+
+
+def residuals_of(
+    kind: LatencyKind, members: Sequence[Any], rows: Rows, *, seen: bool, trained: Sequence[str] | None = None
+) -> dict[str, np.ndarray]:
+    """log(measured / forecast) of rows by device, members averaged as logarithms.
+
+    Args:
+      kind: of what was fitted.
+      members: parameters of each fit, without an axis [job].
+      rows: of one family; seen, trained: as of `sample_of`.
+    """
+    sample = sample_of(rows, seen=seen, trained=trained)
+    forecasts = [seconds_of(rows.family, kind.predictor(member, rows.family, sample), sample) for member in members]
+    return rows.by_device(np.log(rows.seconds) - np.mean(np.log(np.asarray(forecasts)), axis=0))
 
 
 def stack_members(jobs: Any) -> Any:

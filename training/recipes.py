@@ -56,7 +56,7 @@ from neusight_jax.training.objectives import (
     NeuSightObjective,
     TileObjective,
     effect_penalties,
-    forecast,
+    residuals_of,
     stack_members,
 )
 from neusight_jax.training.taking_over import taken_over
@@ -363,7 +363,7 @@ class _Run:
 
         def text(state: FitState) -> str:
             member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
-            residuals = _residuals(kind, [member], rows, False, self.devices)
+            residuals = residuals_of(kind, [member], rows, seen=False, trained=self.devices)
             errors = [f"{device} {mean_error_percent(log):.1f}%" for device, log in residuals.items()]
             return "  held out: " + ", ".join(errors)
 
@@ -376,11 +376,11 @@ class _Run:
         """
         members = [jax.tree.map(lambda leaf, at=at: leaf[at], best) for at in range(len(self.jobs))]
         alone = rows.take(rows.isolated > 0.5)
-        seen = _residuals(kind, members, alone, seen=True)
-        splits = {"training": seen, "training, as if unseen": _residuals(kind, members, alone, seen=False)}
+        seen = residuals_of(kind, members, alone, seen=True)
+        splits = {"training": seen, "training, as if unseen": residuals_of(kind, members, alone, seen=False)}
         if self.scored_apart:
             apart = sweep_rows(self.data, name, self.scored_apart)
-            splits["held out"] = _residuals(kind, members, apart, False, self.devices)
+            splits["held out"] = residuals_of(kind, members, apart, seen=False, trained=self.devices)
         self.errors[name] = {
             split: {device: mean_error_percent(log) for device, log in residuals.items()}
             for split, residuals in splits.items()
@@ -407,21 +407,3 @@ class _Run:
             return None
         best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
         return LeftOut(kind, rows, jobs, best)
-
-
-def _residuals(
-    kind: MixtureObjective | NeuSightObjective,
-    members: Sequence[Any],
-    rows: Rows,
-    seen: bool,
-    trained: Sequence[str] | None = None,
-) -> Residuals:
-    """log(measured / forecast) by device, members averaged as logarithms; see `sample_of`."""
-    sample = sample_of(rows, seen=seen, trained=trained)
-    run = jax.jit(lambda member: jnp.log(forecast(kind, member, rows.family, sample)))
-    residual = np.log(rows.seconds) - np.mean([np.asarray(run(member)) for member in members], axis=0)
-    return {
-        device: residual[rows.device == index]
-        for index, device in enumerate(rows.devices)
-        if (rows.device == index).any()
-    }

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike
 
+from neusight_jax.arithmetic import DTYPES
 from neusight_jax.baselines.rivals import wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
@@ -36,11 +38,20 @@ from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import Result
-from neusight_jax.scaling.trace import PACKED, Launch, Measured, Trace, content_kind
-from neusight_jax.scaling.work import dtype_of, figure, is_product, lacks_path, multiplies, product_peaks, work_of_item
+from neusight_jax.scaling.trace import PACKED, Launch, Measured, Trace, content_kind, is_product
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def figure(value: ArrayLike) -> float:
+    """A GPU figure as a number."""
+    return float(np.asarray(value))
+
+
+def product_peaks(gpu: GPU) -> dict[str, float]:
+    """Dtypes a GPU multiplies matrices in, and the peak of each, FLOP/s."""
+    return {dtype: float(peak) for dtype, peak in zip(DTYPES, np.asarray(gpu.matrix_paths()), strict=True) if peak > 0}
 
 
 # What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint.
@@ -90,7 +101,7 @@ def assumed(
     """
     here, there = product_peaks(origin[1]), product_peaks(target[1])
     ruled = list(zip(items, rules, strict=True))
-    products = [item for item in items if multiplies(item)]
+    products = [item for item in items if item.multiplies]
     unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
     tf32 = [item for item in products if item.dtype == "tf32"]
     assumptions = {
@@ -99,13 +110,13 @@ def assumed(
         ],
         "products whose names say no dtype, taken to be fp32": [item for item in products if not item.dtype_said],
         f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone": [
-            item for item in products if lacks_path(item, here)
+            item for item in products if item.lacks_path(here)
         ],
         "products in tf32, taken to run in fp32 where a GPU has no tf32": []
         if {"tf32"} <= here.keys() & there.keys()
         else tf32,
     }
-    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and multiplies(item)]
+    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and item.multiplies]
     notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
     notes += [f"{text}: {_share(which, items)}" for text, which in assumptions.items() if which]
     for name in dict.fromkeys((origin[0], target[0])):
@@ -228,7 +239,7 @@ def scaling(
     """
     rules, ratios = [""] * len(items), np.ones(len(items))
     peaks = product_peaks(origin.gpu)
-    work = [work_of_item(item, origin.gpu, peaks) for item in items]
+    work = [item.work_on(origin.gpu, peaks) for item in items]
     for at, (item, kernels) in enumerate(zip(items, work, strict=True)):
         if _covered(kernels, origin, target):
             rules[at] = "forecast" if item.kernels else "inferred"
@@ -264,7 +275,7 @@ def work_of(items: Sequence[Measured], origin: GPU) -> KernelTable:
     """Work of all items that have some, by shapes or by name and time on the origin, in its dtypes, as one table."""
     peaks = product_peaks(origin)
     return table_from_kernels(
-        replace(kernel, dtype=dtype_of(item, peaks)) for item in items for kernel in work_of_item(item, origin, peaks)
+        replace(kernel, dtype=item.dtype_on(peaks)) for item in items for kernel in item.work_on(origin, peaks)
     )
 
 
@@ -279,7 +290,7 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     chosen = [at for at, kernels in enumerate(work) if kernels]
     if not chosen:
         return out
-    dtypes = {at: dtype_of(items[at], peaks) for at in chosen}
+    dtypes = {at: items[at].dtype_on(peaks) for at in chosen}
     products = [at for at in chosen if is_product(work[at])]
     # Asked before the forecast, so that the error says which products lack a path.
     for dtype in sorted({dtypes[at] for at in products}):
@@ -314,10 +325,10 @@ def run_energy(
     known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
     if not known:
         return 0.0, 0.0
-    work = [work_of_item(items[at], origin.gpu, here) for at in known]
+    work = [items[at].work_on(origin.gpu, here) for at in known]
     owner = np.repeat(np.arange(len(known)), [len(kernels) for kernels in work])
     table = table_from_kernels(
-        replace(kernel, count=1.0, dtype=dtype_of(items[at], there))
+        replace(kernel, count=1.0, dtype=items[at].dtype_on(there))
         for at, kernels in zip(known, work, strict=True)
         for kernel in kernels
     )

@@ -107,8 +107,9 @@ class Leaderboard:
 
 
 def _best_first(scores: pd.DataFrame) -> pd.DataFrame:
-    """`family_means`, the best system first."""
+    """`family_means` of whole families and of whole models, the best system first."""
     means = family_means(scores)
+    means = means[[name for name in (*NETWORKS, END_TO_END) if name in means]]
     return means.loc[means.mean(axis=1).sort_values().index]
 
 

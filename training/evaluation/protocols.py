@@ -35,7 +35,6 @@ from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.checkpoint import with_libraries
 from neusight_jax.model.latency import predict_kernels
@@ -66,9 +65,9 @@ from neusight_jax.training.evaluation.scores import (
     scores,
 )
 from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, FamilyRows, fit_tile
-from neusight_jax.training.fit import Job, Sample, Settings, sample_of, settings_for
+from neusight_jax.training.fit import Job, Settings, sample_of, settings_for
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor, merged
-from neusight_jax.training.objectives import MixtureObjective, effect_penalties
+from neusight_jax.training.objectives import MixtureObjective, effect_penalties, seconds_of
 
 ROWS_PER_DEVICE = 3000
 
@@ -207,11 +206,6 @@ def _size(rows: Rows) -> np.ndarray:
     return np.asarray(work.flop if rows.family.matrix else work.bytes_moved)
 
 
-@functools.partial(jax.jit, static_argnames="family")
-def _seconds(family: Family, predictor: Predictor, sample: Sample) -> jax.Array:
-    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
-
-
 def _family_runs(
     training: Rows,
     scored: Rows,
@@ -229,7 +223,7 @@ def _family_runs(
     for name in systems:
         console.print(f"{family.name}: fitting {name}, {len(jobs)} fits")
         for device, predictors in SYSTEMS[name].fit(data, jobs).items():
-            runs = [np.asarray(_seconds(family, predictor, samples[device])) for predictor in predictors]
+            runs = [np.asarray(seconds_of(family, predictor, samples[device])) for predictor in predictors]
             forecasts[name, device] = runs
     labels = {family.name: 0.0} | ({LONG.format(family.name): LONG_S} if family.generations == "attention" else {})
     records = []
