@@ -162,10 +162,16 @@ def measured_names(paths: Sequence[Path | str]) -> set[str]:
     extra_gpus, _ = own_devices(roots)
     names: set[str] = set()
     for file in (file for files in _find(roots) for file in files):
-        raw = _read(file, ("device",))
-        for name in raw["device"].dropna().unique() if "device" in raw else ():
-            with suppress(InputError):
-                names.add(find_device(str(name), extra_gpus)[0])
+        names |= {*_known_devices(_read(file, ("device",)), extra_gpus).values()}
+    return names
+
+
+def _known_devices(raw: pd.DataFrame, extra_gpus: Mapping[str, GPU]) -> dict[str, str]:
+    """Known devices of a table: as they are spelled, and their canonical names."""
+    names: dict[str, str] = {}
+    for name in raw["device"].dropna().unique() if "device" in raw else ():
+        with suppress(InputError):
+            names[name] = find_device(str(name), extra_gpus)[0]
     return names
 
 
@@ -331,10 +337,7 @@ def _only(
     if ops is not None and "op" in raw.columns:
         raw = raw[raw["op"].isin(ops)]
     if devices is not None and "device" in raw.columns:
-        wanted = []
-        for name in raw["device"].dropna().unique():
-            with suppress(InputError):
-                wanted += [name] if find_device(str(name), extra_gpus)[0] in devices else []
+        wanted = [spelled for spelled, name in _known_devices(raw, extra_gpus).items() if name in devices]
         raw = raw[raw["device"].isin(wanted)]
     return raw
 

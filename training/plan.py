@@ -54,11 +54,10 @@ class Plan:
     """Kernels to measure.
 
     Attributes:
-      name: of the plan; gpu: it was chosen for, or None.
+      gpu: it was chosen for, or None.
       frame: device, op, b, m, n, k, h in the schema's letters, latency_s (empty); the most telling first.
     """
 
-    name: str
     gpu: str | None
     frame: pd.DataFrame
 
@@ -102,7 +101,7 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
     columns = ("op", "b", "m", "n", "k", "h")
     frame = pd.DataFrame(records, columns=list(columns)).astype(dict.fromkeys(columns[1:], "Int64"))
     frame.insert(0, "device", label)
-    return Plan(name, label, frame.assign(latency_s=np.nan))
+    return Plan(label, frame.assign(latency_s=np.nan))
 
 
 def candidates(family: str) -> list[Kernel]:
@@ -162,12 +161,10 @@ def _drawn(family: str, random: np.random.Generator) -> Kernel:
 
 
 def _fits(kernel: Kernel) -> bool:
-    dims = {name: np.full(1, value, np.float32) for name, value in kernel.dims.items()}
     if FAMILIES[kernel.family].matrix:
-        m, n, k = (kernel.dims[name] for name in ("m", "n", "k"))
-        batch = kernel.dims["batch"]
+        batch, m, n, k = (kernel.dims[name] for name in ("batch", "m", "n", "k"))
         return 2.0 * batch * m * n * k <= LARGEST_FLOP and 4.0 * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
-    return float(12.0 * dims["rows"][0] * dims["cols"][0]) <= LARGEST_BYTES
+    return 12.0 * kernel.dims["rows"] * kernel.dims["cols"] <= LARGEST_BYTES
 
 
 def _chosen(

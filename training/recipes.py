@@ -332,9 +332,8 @@ class _Run:
         best = self._fit(bar, f"{name} tiles", TileObjective(), rows, self.jobs[:1], self.recipe.tile_settings)
         choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
         labelled = rows.take(rows.tile >= 0)
-        if len(labelled.seconds):
-            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
-            self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
+        index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
+        self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
         return choice
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:

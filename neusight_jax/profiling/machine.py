@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,6 @@ class Reading:
     power_limit_w: float | None = None
     temperature_c: float | None = None
     throttled: str | None = None
-
-    def to_row(self) -> dict[str, Any]:
-        """The reading as columns."""
-        return asdict(self)
 
 
 class Sensors:

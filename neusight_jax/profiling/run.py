@@ -353,12 +353,12 @@ def _measured(
         del prepared  # its memory is needed for the next kernel
         gc.collect()
     row = {
-        **timings.to_row(),
+        **vars(timings),
         "disturbed": timings.loop_spread > DISTURBED,
         "sets": sets,
         "set_bytes": set_bytes,
         "beyond_cache": sets * set_bytes > cache_bytes,
-        **(readings[0] if readings else Reading()).to_row(),
+        **vars(readings[0] if readings else Reading()),
         "measured_at": now(),
     }
     return {"kernel": kernel, "row": row}

@@ -220,7 +220,7 @@ def replicas(
                     continue
                 paths = needed_paths(points_of(layout), cluster.gpu.paths)
                 written = steps_of(layout, domain, paths)
-                _check_paths(written, cluster, model)
+                cluster.gpu.peak_flop_per_s(model.dtypes.products)  # refuses what the GPU has no arithmetic for
                 yield replace(replica, times=bounded_times(predictor, cluster, written, engine))
             except InputError as error:
                 yield replace(replica, reason=str(error))
@@ -232,8 +232,3 @@ def _too_large(memory: Capacity) -> str:
         f"does not fit: one request needs {needed / 1e9:.1f} GB a GPU, of {memory.mem_bytes / 1e9:.1f} GB the engine "
         "may take its share"
     )
-
-
-def _check_paths(written: Steps, cluster: Cluster, model: Model) -> None:
-    """`InputError` where the GPU lacks the arithmetic of the model's products."""
-    cluster.gpu.peak_flop_per_s(model.dtypes.products)

@@ -363,9 +363,9 @@ def chosen_systems(baselines: Sequence[str], protocol: str = "") -> tuple[tuple[
     Returns: the systems, and notes on those that `all` leaves out.
     """
     if "all" not in baselines:
-        _require_packages(baselines)
+        _runnable(baselines, strict=True)
         return (tuple(dict.fromkeys((OURS, *baselines))) if baselines else DEFAULT_SYSTEMS), []
-    names, notes = _installed(SYSTEMS)
+    names, notes = _runnable(SYSTEMS)
     scaling = [name for name in names if isinstance(SYSTEMS[name], WaveSystem)] if protocol == "seen" else []
     if scaling:
         notes.append(f"left out: {', '.join(scaling)}: wave scaling needs a GPU left out to scale to")
@@ -378,42 +378,30 @@ def chosen_baselines(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     Raises: `InputError` for any other name.
     """
     if "all" in names:
-        return _installed(BASELINES)
+        return _runnable(BASELINES)
     for name in names:
         if isinstance(SYSTEMS.get(name), WaveSystem):
             raise InputError(f"{name} scales a time measured on another GPU; use --protocol logo, or `scale-trace`")
         if name not in BASELINES:
             raise unknown_name("baseline", name, (*BASELINES, "all"))
-    _require_packages(names)
+    _runnable(names, strict=True)
     return tuple(dict.fromkeys(names)), []
 
 
-def _installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Systems whose packages are installed, and a note on each of the others."""
-    missing = _missing(names)
-    return tuple(name for name in names if name not in missing), [f"left out: {why}" for why in missing.values()]
-
-
-def _require_packages(names: Iterable[str]) -> None:
-    """`InputError` for a system whose package is not installed, before anything is fitted."""
-    for why in _missing(names).values():
-        raise InputError(why)
-
-
-def _missing(names: Iterable[str]) -> dict[str, str]:
-    """Systems whose package is not installed, and what to do about it."""
-    return {
-        name: f"the {name} baseline needs {NEEDS[name]}; from the clone: `pip install '.[{name}]'`"
-        for name in names
-        if name in NEEDS and not _is_installed(NEEDS[name])
-    }
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # its import was forbidden
-        return False
+def _runnable(names: Iterable[str], *, strict: bool = False) -> tuple[tuple[str, ...], list[str]]:
+    """Systems whose packages are installed, and a note on each of the others; `InputError` for these where strict."""
+    runnable, notes = [], []
+    for name in names:
+        try:
+            there = name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
+        except ValueError:  # its import was forbidden
+            there = False
+        why = f"the {name} baseline needs {NEEDS.get(name)}; from the clone: `pip install '.[{name}]'`"
+        if strict and not there:
+            raise InputError(why)
+        runnable += [name] if there else []
+        notes += [] if there else [f"left out: {why}"]
+    return tuple(runnable), notes
 
 
 def fit_tile(rows: Rows, job: Job) -> TileChoice:
@@ -470,7 +458,7 @@ def train_baseline(
     Returns: the card.
     """
     refuse_existing(output)
-    _require_packages([name])
+    _runnable([name], strict=True)
     if name in UNFITTED:
         raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
     hold_out = find_measured(hold_out, measurements)
