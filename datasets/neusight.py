@@ -19,12 +19,13 @@ from rich.console import Console
 
 from neusight_jax import units
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import find_device, is_amd
+from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.imported import ImportReport, write_imported
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
+from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.progress import follow
 
@@ -230,7 +231,7 @@ def import_neusight(
     gpus, bad_devices = _devices(source)
     tables: dict[str, pd.DataFrame] = {}
     for op, frame in kept.items():
-        amd = frame["device"].map(is_amd).astype(bool)
+        amd = frame["device"].map(lambda device: gpu_info(device).vendor == "AMD").astype(bool)
         tables |= {f"kernels/{op}": frame[~amd], f"kernels_amd/{op}": frame[amd]}
     write_imported(output, tables, {GPUS_FILE: json.dumps(gpus, indent=2, sort_keys=True) + "\n"} if gpus else {})
     left_out = {

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 import neusight_jax
 from neusight_jax.datasets.devices import measured_device, own_devices
-from neusight_jax.datasets.measurements import measured_names, read_measurements, table_from_frame
+from neusight_jax.datasets.measurements import Measurements, measured_names, read_measurements, table_from_frame
 from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -44,10 +44,6 @@ from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, add_to_effect
 from neusight_jax.training.intervals import calibrated_width, mean_error_percent
-
-if TYPE_CHECKING:
-    from neusight_jax.datasets.measurements import Measurements
-
 
 # A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out.
 
@@ -337,8 +333,6 @@ def _credited(
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
-    from neusight_jax.datasets.measurements import table_from_frame
-
     devices = sorted(data.frame["device"].unique())
     if len(devices) != 1:
         raise InputError(

@@ -18,10 +18,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from jaxtyping import ArrayLike
 
 from neusight_jax.arithmetic import DTYPES
@@ -39,9 +40,6 @@ from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import Result
 from neusight_jax.scaling.trace import PACKED, Launch, Measured, Trace, content_kind, is_product
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def figure(value: ArrayLike) -> float:
@@ -471,8 +469,6 @@ class ScaledRun(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per kind of launch."""
-        import pandas as pd
-
         return pd.DataFrame(self.columns)
 
     def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
 from neusight_jax.datasets.row_checks import MODES, OnInvalid
 from neusight_jax.graph.configs.build import graph_from_config
+from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.source_file import is_source
 from neusight_jax.hardware.files import load_gpu
 from neusight_jax.hardware.gpu import GPU
@@ -34,9 +35,6 @@ from neusight_jax.records import Printed
 from neusight_jax.reports.text import table
 from neusight_jax.training.data import NETWORKS, measured_devices
 from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
-
-if TYPE_CHECKING:
-    from neusight_jax.graph.graph import Graph
 
 PERCENTILES: tuple[str, ...] = ("mean", "median", "p90")
 """Columns of every table of scores, of absolute percentage errors."""
@@ -124,11 +122,6 @@ def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> lis
 def percentiles(errors: np.ndarray) -> dict[str, float]:
     """Mean, median and 90th percentile of absolute percentage errors."""
     return dict(zip(PERCENTILES, map(float, (np.mean(errors), *np.percentile(errors, (50, 90)))), strict=True))
-
-
-def percentile_line(errors: np.ndarray) -> str:
-    """The same for people, e.g. "mean 3.4, median 2.0, p90 8.1 %"."""
-    return ", ".join(f"{name} {value:.1f}" for name, value in percentiles(errors).items()) + " %"
 
 
 def scores(rows: pd.DataFrame, keys: Sequence[str], count: str = "rows", repeat: str = "") -> pd.DataFrame:
