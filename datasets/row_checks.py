@@ -70,7 +70,7 @@ def _whole_from(least: int) -> Check:
 SECONDS = Check(
     "bad latency", f"seconds above {SHORTEST_S:g}", lambda values: np.isfinite(values) & (values > SHORTEST_S)
 )
-SECONDS_OR_NONE = Check("bad latency", "seconds of at least 0", lambda values: np.isfinite(values) & (values >= 0.0))
+SECONDS_OR_ZERO = Check("bad latency", "seconds of at least 0", lambda values: np.isfinite(values) & (values >= 0.0))
 SIZE = Check("bad size", "a whole number from 1", lambda values: np.isfinite(values) & (values >= 1.0))
 SHARE = Check("bad dims", "a share above 0 and at most 1", lambda values: (values > 0.0) & (values <= 1.0))
 DIMS: dict[str, Check] = {
@@ -204,11 +204,12 @@ def check_rows(
 def _power(raw: pd.DataFrame, problems: Problems) -> dict[str, Values]:
     """Watts and clocks, NaN where they were not read."""
     columns = dict.fromkeys(schema.POWER_COLUMNS, np.full(len(raw), np.nan))
-    for name in (name for name in schema.POWER_COLUMNS if name in raw.columns):
-        above = Check(
-            f"bad {name}", "a number above 0, or nothing", lambda values: np.isfinite(values) & (values > 0.0)
-        )
-        columns[name] = problems.check(name, above, raw[name].isna().to_numpy())
+    for name in schema.POWER_COLUMNS:
+        if name in raw.columns:
+            above = Check(
+                f"bad {name}", "a number above 0, or nothing", lambda watts: np.isfinite(watts) & (watts > 0.0)
+            )
+            columns[name] = problems.check(name, above, raw[name].isna().to_numpy())
     return columns
 
 
@@ -413,7 +414,7 @@ END_TO_END = ModelTable(
 PER_OP = ModelTable(
     "per_op.parquet",
     (*WORKLOAD, "node_index", "name", "forward_s", "backward_s", "accumulate_s", "total_s", "layer_repeat"),
-    dict.fromkeys(("forward_s", "backward_s", "accumulate_s", "total_s"), SECONDS_OR_NONE),
+    dict.fromkeys(("forward_s", "backward_s", "accumulate_s", "total_s"), SECONDS_OR_ZERO),
 )
 """One row is one graph node of one measured model."""
 

@@ -48,10 +48,13 @@ class LeftOut:
         """log(measured / forecast) of the isolated rows of every device, by the fits that did not see it."""
         out: dict[str, np.ndarray] = {}
         for device in self.rows.devices:
-            alone, stacked = self.rows.of_device(device), self.members(device)
-            count = len(jax.tree.leaves(stacked)[0])
-            members = [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
-            out |= residuals_of(self.kind, members, alone.take(alone.isolated > 0.5), seen=False)
+            rows = self.rows.of_device(device)
+            rows = rows.take(rows.isolated > 0.5)
+            if len(rows.seconds):
+                stacked = self.members(device)
+                count = len(jax.tree.leaves(stacked)[0])
+                members = [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
+                out |= residuals_of(self.kind, members, rows, seen=False)
         return out
 
     def parameters(self, device: str) -> FamilyMixture:
