@@ -23,8 +23,7 @@ from neusight_jax.model.intervals import empty_intervals, gpu_ratios, kernel_bou
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.training.calibration import calibrate, prior_of
 from neusight_jax.training.data import NETWORKS, Rows, devices_with, sweep_rows, thin
-from neusight_jax.training.evaluation.few_shot import designed_order, rows_table
-from neusight_jax.training.evaluation.protocol import ROWS_PER_DEVICE, read_for
+from neusight_jax.training.evaluation.protocols import ROWS_PER_DEVICE, designed_order, read_for, rows_table
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.intervals import conformal_interval, interval_score, left_out_widenings, narrowed

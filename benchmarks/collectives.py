@@ -23,23 +23,21 @@ import pandas as pd
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import run_script
 from neusight_jax.hardware.catalog import gpu_info
-from neusight_jax.hardware.cluster import Cluster, on_device
+from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.files import load_gpu, usual_topology
 from neusight_jax.kernels.collective import COLLECTIVE, SOFTWARE
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.model.calibrated import shape_kernel, shape_points
 from neusight_jax.model.heads import init_tile_choice, launched, physical_times
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.training.calibration import calibrate, linearised, most_telling, prior_of
+from neusight_jax.training.calibration import calibrate, prior_of, telling_order
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
-from neusight_jax.training.recipe import RECIPES
+from neusight_jax.training.recipes import RECIPES
 
 RECIPE = RECIPES["collectives"]
 POINTS = 10
@@ -105,14 +103,8 @@ def calibrated_logs(predictor: MixturePredictor, rows: Rows, points: np.ndarray,
 
 def telling(predictor: MixturePredictor, rows: Rows, device: str) -> list[int]:
     """Positions of the rows to measure first, chosen from what is forecast of them alone."""
-    prior, batch = prior_of(COLLECTIVE.network), jax.tree.map(jnp.asarray, rows.batch)
-    points = shape_points(COLLECTIVE, batch, prior.length)
-    zeros = jnp.zeros((len(rows.seconds), len(EFFECTS)))
-    shares = np.asarray(
-        linearised(COLLECTIVE.name, predictor, on_device(machine_of(device)), batch, zeros)[1], np.float64
-    )
-    kernel = np.asarray(shape_kernel(points, points), np.float64)
-    return most_telling([prior.covariance(shares, shares, kernel)], POINTS, prior.noise)
+    prior = prior_of(COLLECTIVE.network)
+    return telling_order(predictor, [machine_of(device)], COLLECTIVE.name, rows.batch, POINTS, prior)
 
 
 def ring_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -17,17 +17,66 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
 from benchmarks.node_sums import KEYS, nodes_and_labels
+from neusight_jax.arithmetic import DTYPES
+from neusight_jax.baselines.rivals import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.hardware.files import load_gpu
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel
 from neusight_jax.model.checkpoint import load_card, load_predictor
-from neusight_jax.scaling.rules import Machine, limits_of, scaling, wave_scaling
+from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
+from neusight_jax.scaling.rules import Machine, figure, limits_of, plain_rule, scaling
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
-from neusight_jax.scaling.trace import Trace
-from neusight_jax.training.evaluation.result import percentiles
+from neusight_jax.scaling.trace import Measured, Trace
+from neusight_jax.training.evaluation.scores import percentiles
+
+
+def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:
+    """Ratio of every item by Habitat's wave scaling alone, a baseline.
+
+    An item of several kernels is scaled by each, weighted with its roofline time on the origin. One of unknown work
+    goes by `plain_rule`.
+
+    Args:
+      items: measured on the origin.
+      origin: where they were measured.
+      target: what they are scaled to.
+      general: whether kernels of known work go by the general equation, which counts whole waves; else by the
+        simplified.
+    Returns: seconds on the target over seconds on the origin [item].
+    """
+    ratios = np.ones(len(items))
+    for at, item in enumerate(items):
+        if not item.kernels:
+            ratios[at] = plain_rule(item, origin, target)[1]
+            continue
+        parts = [_wave_of_work(kernel, item.dtype, origin.gpu, target.gpu, general) for kernel in item.kernels]
+        ratios[at] = sum(ratio * weight for ratio, weight in parts) / sum(weight for _, weight in parts)
+    return ratios
+
+
+def _wave_of_work(kernel: Kernel, dtype: str, origin: GPU, target: GPU, general: bool) -> tuple[float, float]:
+    """Wave ratio of one kernel of known work, and its roofline time on the origin."""
+    family = FAMILIES[kernel.family]
+    dims = {name: jnp.array([float(kernel.dims[name])], jnp.float32) for name in family.dims}
+    work = family.work(dims, element_bytes(jnp.array([DTYPES.index(dtype)])))
+    flop, moved = float(work.flop[0]), float(work.bytes_moved[0])
+
+    def peak(gpu: GPU) -> float:
+        return float(peak_flop_per_s(gpu, family, jnp.array([DTYPES.index(dtype)]))[0])
+
+    ridge = peak(target) / figure(target.mem_bytes_per_s)
+    gamma = memory_boundedness(jnp.asarray(flop / moved), jnp.asarray(ridge))
+    blocks = work.blocks[0, -1, 0] if general else None
+    roofline_s = max(flop / peak(origin), moved / figure(origin.mem_bytes_per_s))
+    return float(wave_ratio(origin, target, gamma, blocks)), roofline_s
+
 
 SYSTEMS: dict[str, Callable[..., Any]] = {
     "scale_trace": lambda *pair: scaling(*pair)[1],

@@ -21,7 +21,7 @@ from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError, run_script
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes
 from neusight_jax.training.data import contaminated
-from neusight_jax.training.evaluation.result import percentile_line
+from neusight_jax.training.evaluation.scores import percentiles
 
 KEYS: list[str] = ["device", *WORKLOAD]
 """Columns that tell one run from another."""
@@ -68,8 +68,9 @@ def main() -> None:
     sys.stdout.write(runs.round(4).to_string(index=False) + "\n")
     for device, part in [*runs.groupby("device"), ("all", runs)]:
         for column in ("timed_error", "error"):
-            percentiles = percentile_line(np.abs(part[column].to_numpy()))
-            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {percentiles}\n")
+            errors = percentiles(np.abs(part[column].to_numpy()))
+            text = ", ".join(f"{name} {value:.1f}" for name, value in errors.items())
+            sys.stdout.write(f"{device}, {len(part)} runs, {column}: {text} %\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 import neusight_jax as nj
-from neusight_jax.datasets.aiconfigurator_rules import RULES
+from neusight_jax.datasets.aiconfigurator import RULES
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.graph.configs.config import load_model_config
 from neusight_jax.model.latency import in_row_order, kernel_latency

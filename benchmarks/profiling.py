@@ -22,7 +22,8 @@ import numpy as np
 from neusight_jax.profiling import jax_backend
 from neusight_jax.profiling.case import Case, case_bytes, make_case
 from neusight_jax.profiling.clock import Sample, sample
-from neusight_jax.profiling.machine import find_machine, make_backend
+from neusight_jax.profiling.machine import find_machine
+from neusight_jax.profiling.run import make_backend
 
 CASES: tuple[tuple[str, dict[str, int]], ...] = (
     ("linear", {"m": 64, "n": 64, "k": 64}),

@@ -30,8 +30,8 @@ from benchmarks.serving_rows import DEVELOPMENT, MOST, SYSTEMS, Setup, model_of,
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.files import load_cluster
 from neusight_jax.job.parallelism import Parallelism
-from neusight_jax.serving.capacity import capacity
-from neusight_jax.serving.disaggregated import link_bytes_per_s
+from neusight_jax.serving.layouts import capacity
+from neusight_jax.serving.pools import link_bytes_per_s
 from neusight_jax.serving.pools import pools as pooled
 from neusight_jax.serving.steady import Demand, Lengths, demand, first_interval, steady
 from neusight_jax.serving.steps import Axes, axes, steps

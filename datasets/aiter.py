@@ -8,15 +8,15 @@ the peak of that board was measured on another one, and is left out whole.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from neusight_jax.datasets.imported import ImportReport, write_imported
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
-from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.kernels.family import SCALE_BLOCK
 
@@ -50,22 +50,7 @@ Changed: rows were selected, converted to seconds, and renamed to another schema
 """
 
 
-@dataclass(frozen=True)
-class AiterReport:
-    """Outcome of an import: the folder, rows written by device and format, rows left out by reason."""
-
-    output: Path
-    rows: dict[str, int]
-    left_out: dict[str, int]
-
-    def lines(self) -> list[str]:
-        """The report for people, line by line."""
-        counts = ", ".join(f"{name} {count}" for name, count in self.rows.items())
-        out = [f"{self.output}: {sum(self.rows.values())} rows of ROCm/aiter ({counts})"]
-        return [*out, *(f"left out: {count} {reason}" for reason, count in self.left_out.items() if count)]
-
-
-def import_aiter(source: Path | str, output: Path | str) -> AiterReport:
+def import_aiter(source: Path | str, output: Path | str) -> ImportReport:
     """Import tuned products of ROCm/aiter into a folder of the measurement schema.
 
     Args:
@@ -82,16 +67,12 @@ def import_aiter(source: Path | str, output: Path | str) -> AiterReport:
     frame = _in_schema(raw, left_out)
     if frame.empty:
         raise InputError(f"{origin}: no row is of a known board; expected {', '.join(sorted(set(DEVICES.values())))}")
-    light = check_rows(frame, "aiter").bad
+    light = check_rows(frame, "aiter")[1].bad
     left_out["rows faster than light"] += int(light.sum())
     frame = frame[~light].reset_index(drop=True)
-    with atomic_folder(target) as beside:
-        (beside / "kernels").mkdir(parents=True)
-        (beside / "ATTRIBUTION").write_text(ATTRIBUTION)
-        frame.to_parquet(beside / "kernels" / "aiter.parquet", index=False)
-    counts = frame.groupby(["device", "dtype"], sort=True).size()
-    rows = counts.reset_index(name="rows").to_dict("records")
-    return AiterReport(target, {f"{row['device']} {row['dtype']}": int(row["rows"]) for row in rows}, dict(left_out))
+    write_imported(target, {"kernels/aiter": frame}, {"ATTRIBUTION": ATTRIBUTION})
+    rows = dict(sorted(Counter(frame["device"] + " " + frame["dtype"]).items()))
+    return ImportReport(target, "of ROCm/aiter", rows, {("", why): count for why, count in left_out.items()})
 
 
 def _table(file: Path) -> pd.DataFrame:

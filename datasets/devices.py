@@ -100,8 +100,3 @@ def _gpu_files(root: Path) -> list[Path]:
 @functools.lru_cache(maxsize=256)
 def _catalog_device(name: str) -> tuple[str, GPU]:
     return gpu_info(name).name, catalog_gpu(name)
-
-
-def is_amd(name: str) -> bool:
-    """Whether a device of the catalog is AMD's, whose sweeps have a folder of their own."""
-    return gpu_info(name).vendor == "AMD"

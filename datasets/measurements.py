@@ -16,8 +16,14 @@ import pyarrow.parquet as pq
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import NONE_OWN, find_device, is_gpu_file, measured_device, own_devices
-from neusight_jax.datasets.model_tables import MODEL_TABLES, check_models
-from neusight_jax.datasets.row_checks import FRAME_COLUMNS, GoodRows, OnInvalid, check_rows
+from neusight_jax.datasets.row_checks import (
+    FRAME_COLUMNS,
+    MODEL_TABLES,
+    GoodRows,
+    OnInvalid,
+    check_models,
+    check_rows,
+)
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.catalog import canonical_name, fold_name
 from neusight_jax.hardware.gpu import GPU
@@ -89,6 +95,7 @@ def read_measurements(
     on_invalid: OnInvalid = "refuse",
     devices: Sequence[str] | None = None,
     ops: Sequence[str] | None = None,
+    measured_on: tuple[str, GPU] | None = None,
 ) -> Measurements:
     """Read and check measurements.
 
@@ -99,6 +106,8 @@ def read_measurements(
         too, also where no row is left.
       devices: only rows of these GPUs (see `find_measured`); rows of others are not even checked.
       ops: only these operators (schema names such as `ln`, or families).
+      measured_on: name and figures of the one GPU, of the catalog or not, whose kernels are read, and no whole models;
+        rows whose column `device` names another are left out, rows without one (a filled plan) are taken to be its.
     Raises: `InputError` when a path holds nothing of the schema, a file is unreadable, a column is missing, rows are
       bad (and not dropped), or nothing is left.
     """
@@ -111,19 +120,25 @@ def read_measurements(
     extra_gpus, notes = own_devices(roots)
     wanted = None if devices is None else set(find_measured(devices, roots))
     frames = []
+    spelled: set[str] = set()
     for file in kernels:
         raw = _only(_read(file, READ_COLUMNS), wanted, chosen, extra_gpus)
-        frames.append(rows.take(raw, check_rows(raw, str(file), extra_gpus=extra_gpus)))
+        if measured_on is not None:
+            spelled |= {str(device) for device in raw["device"].dropna().unique()} if "device" in raw else set()
+            raw = raw[_measured_on(raw, measured_on[0])]
+        frames.append(rows.take(*check_rows(raw, str(file), measured_on=measured_on, extra_gpus=extra_gpus)))
     tables: list[pd.DataFrame | None] = []
     for table, files in zip(MODEL_TABLES, model_files, strict=True):
         parts = []
-        for file in files:
+        for file in files if measured_on is None else ():
             raw = _only(_read(file), wanted, None, extra_gpus)
-            parts.append(rows.take(raw, check_models(table, raw, str(file), extra_gpus)))
+            parts.append(rows.take(*check_models(table, raw, str(file), extra_gpus)))
         tables.append(_concat(parts) if parts else None)
     problems = rows.problems()
     if rows.bad == rows.total and not (rows.bad and on_invalid == "list"):
-        raise _nothing_left(roots, rows.bad, wanted, chosen)
+        if measured_on is not None:
+            wanted = {measured_on[0]}
+        raise _nothing_left(roots, rows.bad, wanted, chosen, spelled)
     frame = _concat(frames) if frames else pd.DataFrame({name: [] for name in FRAME_COLUMNS})
     end_to_end, per_op = tables
     return Measurements(frame, problems, end_to_end, per_op, notes, extra_gpus)
@@ -147,10 +162,16 @@ def measured_names(paths: Sequence[Path | str]) -> set[str]:
     extra_gpus, _ = own_devices(roots)
     names: set[str] = set()
     for file in (file for files in _find(roots) for file in files):
-        raw = _read(file, ("device",))
-        for name in raw["device"].dropna().unique() if "device" in raw else ():
-            with suppress(InputError):
-                names.add(find_device(str(name), extra_gpus)[0])
+        names |= {*_known_devices(_read(file, ("device",)), extra_gpus).values()}
+    return names
+
+
+def _known_devices(raw: pd.DataFrame, extra_gpus: Mapping[str, GPU]) -> dict[str, str]:
+    """Known devices of a table: as they are spelled, and their canonical names."""
+    names: dict[str, str] = {}
+    for name in raw["device"].dropna().unique() if "device" in raw else ():
+        with suppress(InputError):
+            names[name] = find_device(str(name), extra_gpus)[0]
     return names
 
 
@@ -167,35 +188,9 @@ def read_kernels(path: Path | str) -> KernelTable:
             f"{file} is a folder, expected one file of the measurement schema, such as {file}/linear.parquet"
         )
     raw, rows = _read(file, READ_COLUMNS), GoodRows()
-    frame = rows.take(raw, check_rows(raw, str(file), to_predict=True))
+    frame = rows.take(*check_rows(raw, str(file), to_predict=True))
     rows.problems()
     return table_from_frame(frame)
-
-
-def read_measured_on(
-    paths: Sequence[Path | str], name: str, gpu: GPU, *, on_invalid: OnInvalid = "refuse"
-) -> Measurements:
-    """Kernel measurements of one GPU, of the catalog or not.
-
-    Args:
-      paths: as `read_measurements`; a filled plan is one.
-      name: of the GPU; rows whose column `device` names another are left out, rows without one are taken to be its.
-      gpu: its figures; on_invalid: what to do with bad rows.
-    Raises: as `read_measurements`.
-    """
-    roots, rows, frames = [Path(path) for path in paths], GoodRows(on_invalid), []
-    spelled: set[str] = set()
-    for file in _find(roots)[0]:
-        raw = _read(file, READ_COLUMNS)
-        spelled |= {str(device) for device in raw["device"].dropna().unique()} if "device" in raw else set()
-        raw = raw[_measured_on(raw, name)]
-        if len(raw):
-            good = rows.take(raw, check_rows(raw, str(file), measured_on=(name, gpu)))
-            frames.append(good[good["family"].notna()])
-    problems = rows.problems()
-    if not sum(map(len, frames)):
-        raise _nothing_left(roots, rows.bad, {name}, None, spelled)
-    return Measurements(_concat(frames), problems)
 
 
 def _measured_on(raw: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -342,10 +337,7 @@ def _only(
     if ops is not None and "op" in raw.columns:
         raw = raw[raw["op"].isin(ops)]
     if devices is not None and "device" in raw.columns:
-        wanted = []
-        for name in raw["device"].dropna().unique():
-            with suppress(InputError):
-                wanted += [name] if find_device(str(name), extra_gpus)[0] in devices else []
+        wanted = [spelled for spelled, name in _known_devices(raw, extra_gpus).items() if name in devices]
         raw = raw[raw["device"].isin(wanted)]
     return raw
 

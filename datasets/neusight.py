@@ -19,11 +19,13 @@ from rich.console import Console
 
 from neusight_jax import units
 from neusight_jax.datasets import schema
-from neusight_jax.datasets.devices import find_device, is_amd
+from neusight_jax.datasets.devices import find_device
+from neusight_jax.datasets.imported import ImportReport, write_imported
 from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
 from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError
-from neusight_jax.files import atomic_folder, refuse_existing
+from neusight_jax.files import refuse_existing
+from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.progress import follow
 
@@ -194,48 +196,6 @@ GPUS_FILE = "gpus.json"
 """Where the device figures found in the tree go, in the output folder: name -> fields of `GPU`, base units."""
 
 
-@dataclass(frozen=True)
-class ImportReport:
-    """Outcome of an import.
-
-    Attributes:
-      output: the folder written.
-      files: CSV files rows were taken from.
-      rows: rows written, by operator.
-      duplicates: exact duplicate rows left out.
-      superseded: rows of files of several devices left out because the device's own file has the operator.
-      problems: file, row, problem, detail of rows that were dropped.
-      unrecognised: CSV and device files that were not understood, each with the reason.
-      gpus: devices whose figures were found.
-    """
-
-    output: Path
-    files: tuple[str, ...]
-    rows: dict[str, int]
-    duplicates: int
-    superseded: int
-    problems: pd.DataFrame
-    unrecognised: tuple[tuple[str, str], ...]
-    gpus: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The report for people, line by line."""
-        dropped = len(self.problems[["file", "row"]].drop_duplicates())
-        counts = ", ".join(f"{op} {count}" for op, count in sorted(self.rows.items()))
-        out = [f"{self.output}: {sum(self.rows.values())} rows from {len(self.files)} files ({counts})"]
-        if self.gpus:
-            out.append(f"{GPUS_FILE}: {len(self.gpus)} devices ({', '.join(self.gpus)})")
-        if self.duplicates:
-            out.append(f"left out: {self.duplicates} exact duplicate rows")
-        if self.superseded:
-            out.append(f"left out: {self.superseded} rows of merged files whose device has a file of its own")
-        if dropped:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in self.problems["problem"].value_counts().items())
-            out.append(f"dropped: {dropped} bad rows ({kinds})")
-        out += [f"not recognised: {name}: {reason}" for name, reason in self.unrecognised]
-        return out
-
-
 def import_neusight(
     source: Path | str, output: Path | str, *, on_invalid: OnInvalid = "refuse", console: Console | None = None
 ) -> ImportReport:
@@ -261,31 +221,31 @@ def import_neusight(
             f"{source} holds no NeuSight measurements (CSV files with device, op, dims and latency){detail}; "
             "expected a checkout of github.com/sitar-lab/NeuSight with its data"
         )
-    rows, superseded = _prefer_own_files(sweeps)
-    good = _good(rows, checks)
+    merged, superseded = _prefer_own_files(sweeps)
+    good = _good(merged, checks)
     same = ("device", "op", *schema.DIM_COLUMNS, "latency_s")
     kept = {
         op: frame.drop_duplicates([name for name in same if name in frame], ignore_index=True)
         for op, frame in good.items()
     }
     gpus, bad_devices = _devices(source)
-    with atomic_folder(output) as folder:
-        for op, frame in kept.items():
-            amd = frame["device"].map(is_amd).astype(bool)
-            _write(frame[~amd], folder / "kernels" / f"{op}.parquet")
-            _write(frame[amd], folder / "kernels_amd" / f"{op}.parquet")
-        if gpus:
-            (folder / GPUS_FILE).write_text(json.dumps(gpus, indent=2, sort_keys=True) + "\n")
-    return ImportReport(
-        output=output,
-        files=tuple(sweep.file for sweep in sweeps),
-        rows={op: len(frame) for op, frame in kept.items()},
-        duplicates=sum(len(frame) - len(kept[op]) for op, frame in good.items()),
-        superseded=superseded,
-        problems=checks.problems(),
-        unrecognised=(*unrecognised, *bad_devices),
-        gpus=tuple(sorted(gpus)),
-    )
+    tables: dict[str, pd.DataFrame] = {}
+    for op, frame in kept.items():
+        amd = frame["device"].map(lambda device: gpu_info(device).vendor == "AMD").astype(bool)
+        tables |= {f"kernels/{op}": frame[~amd], f"kernels_amd/{op}": frame[amd]}
+    write_imported(output, tables, {GPUS_FILE: json.dumps(gpus, indent=2, sort_keys=True) + "\n"} if gpus else {})
+    left_out = {
+        ("", "exact duplicate rows"): sum(len(frame) - len(kept[op]) for op, frame in good.items()),
+        ("", "rows of merged files whose device has a file of its own"): superseded,
+    }
+    remarks = [f"{GPUS_FILE}: {len(gpus)} devices ({', '.join(sorted(gpus))})"] if gpus else []
+    dropped = checks.problems()
+    if len(dropped):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in dropped["problem"].value_counts().items())
+        remarks.append(f"dropped: {len(dropped[['file', 'row']].drop_duplicates())} bad rows ({kinds})")
+    remarks += [f"not recognised: {name}: {reason}" for name, reason in (*unrecognised, *bad_devices)]
+    rows = {op: len(kept[op]) for op in sorted(kept)}
+    return ImportReport(output, f"from {len(sweeps)} files", rows, left_out, tuple(remarks))
 
 
 def _walk(source: Path, suffix: str) -> Iterator[tuple[Path, str]]:
@@ -325,15 +285,15 @@ def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
         for file, group in frame.groupby(level=0, sort=False):
             plain = group.droplevel(0)  # and without columns of other files: blank where they may be absent
             plain = plain[[name for name in plain if name in needed or plain[name].notna().any()]]
-            checked = check_rows(plain, str(file))
-            checks.take(plain, checked)
-            fine.append(group[~checked.bad])
+            checked, problems = check_rows(plain, str(file))
+            checks.take(checked, problems)
+            fine.append(group[~problems.bad])
         left = pd.concat(fine)
         if len(left):
             good[str(op)] = _typed(left.reset_index(drop=True).dropna(axis="columns", how="all"), str(op))
-    problems = checks.problems()
+    found = checks.problems()
     if not good:
-        raise InputError(f"all {checks.bad} measurement rows are bad; first: {problems.iloc[0]['detail']}")
+        raise InputError(f"all {checks.bad} measurement rows are bad; first: {found.iloc[0]['detail']}")
     return good
 
 
@@ -344,12 +304,6 @@ def _typed(frame: pd.DataFrame, op: str) -> pd.DataFrame:
     kinds: dict[str, Any] = dict.fromkeys(("b", *schema.op_columns(op)), "int64")
     kinds |= {name: "Int64" for name in (*schema.GRID_COLUMNS, *schema.BLOCK_COLUMNS) if name in frame.columns}
     return frame.astype({**kinds, "latency_s": "float64"})
-
-
-def _write(frame: pd.DataFrame, path: Path) -> None:
-    if len(frame):
-        path.parent.mkdir(exist_ok=True)
-        frame.reset_index(drop=True).to_parquet(path, compression="zstd", index=False)
 
 
 def _devices(source: Path) -> tuple[dict[str, dict[str, float]], list[tuple[str, str]]]:

@@ -1,11 +1,14 @@
-"""Row-by-row validation of measurements: the schema's columns in, the normalised frame and a list of problems out."""
+"""Row-by-row validation of measurements: the schema's columns in, the normalised frame and a list of problems out.
+
+Rows are of kernel sweeps (`check_rows`), or of measured models (`check_models`).
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +32,6 @@ LIGHT_TOLERANCE = 0.98
 CHUNK = 16384
 """Rows whose FLOP and bytes are computed at once; a fixed length, so that a family compiles once."""
 
-MAY_BE_ZERO: frozenset[str] = frozenset({"padding", "window", "causal", "software", "scale_block"})
-"""Dims that may be 0."""
-SHARES: frozenset[str] = frozenset({"crossing_share", "weight_share"})
-"""Dims that are shares: above 0 and at most 1."""
-
 FRAME_COLUMNS: tuple[str, ...] = (
     *("device", "family", "op", "dtype"),
     *schema.FRAME_DIMS,
@@ -46,6 +44,40 @@ OnInvalid = Literal["refuse", "drop", "list"]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Objects = np.ndarray[Any, np.dtype[np.object_]]
+
+
+class Check(NamedTuple):
+    """Values that a column may hold.
+
+    Attributes:
+      problem: what any other value is, in words.
+      expected: what is fine, in words.
+      fine: whether values are, NaN where a cell holds no number.
+    """
+
+    problem: str
+    expected: str
+    fine: Callable[[Values], Mask]
+
+
+def _whole_from(least: int) -> Check:
+    def fine(values: Values) -> Mask:
+        return np.asarray(np.isfinite(values) & (values >= least) & (values == np.floor(values)))
+
+    return Check("bad dims", f"a whole number of at least {least}", fine)
+
+
+SECONDS = Check(
+    "bad latency", f"seconds above {SHORTEST_S:g}", lambda values: np.isfinite(values) & (values > SHORTEST_S)
+)
+SECONDS_OR_ZERO = Check("bad latency", "seconds of at least 0", lambda values: np.isfinite(values) & (values >= 0.0))
+SIZE = Check("bad size", "a whole number from 1", lambda values: np.isfinite(values) & (values >= 1.0))
+SHARE = Check("bad dims", "a share above 0 and at most 1", lambda values: (values > 0.0) & (values <= 1.0))
+DIMS: dict[str, Check] = {
+    **dict.fromkeys(("padding", "window", "causal", "software", "scale_block"), _whole_from(0)),
+    **dict.fromkeys(("crossing_share", "weight_share"), SHARE),
+}
+"""Checks of dims that may be other than whole numbers from 1."""
 
 
 @dataclass
@@ -67,38 +99,24 @@ class Problems:
             self.records.append(row)
         self.bad |= where
 
-    def add_values(self, name: str, fine: Mask, problem: str, expected: str, of: str = "") -> None:
-        """Note the values of a column that are not fine.
+    def check(self, name: str, check: Check, exempt: Mask | bool = False, of: str = "") -> Values:
+        """A column as numbers; values that are not fine are noted.
 
         Args:
           name: of the column.
-          fine: whether each row is [row].
-          problem: what the others are, in words.
-          expected: what would be fine, in words.
+          check: what is fine.
+          exempt: rows whose value does not count [row], such as blank ones.
           of: words after the column's name.
         """
-        values = self.raw[name]
-        self.add(~fine, problem, lambda at: f"{name}{of} is {values.iloc[at]}, expected {expected}")
+        cells, values = self.raw[name], numbers(self.raw[name])
+        wrong = ~(check.fine(values) | exempt)
+        self.add(wrong, check.problem, lambda at: f"{name}{of} is {cells.iloc[at]}, expected {check.expected}")
+        return values
 
     def frame(self) -> pd.DataFrame:
         """All problems, in row order."""
         frame = pd.DataFrame(self.records, columns=["file", "row", "problem", "detail"]).astype({"row": int})
         return frame.sort_values("row", kind="stable", ignore_index=True)
-
-
-@dataclass(frozen=True)
-class CheckedRows:
-    """Rows of one file after the checks.
-
-    Attributes:
-      frame: `FRAME_COLUMNS`, every row in file order, bad ones included; `family` is null for unknown operators.
-      bad: which rows have a problem.
-      problems: file, row, problem, detail.
-    """
-
-    frame: pd.DataFrame
-    bad: Mask
-    problems: pd.DataFrame
 
 
 @dataclass
@@ -114,11 +132,11 @@ class GoodRows:
         if self.on_invalid not in get_args(OnInvalid):
             raise unknown_name("on_invalid", str(self.on_invalid), get_args(OnInvalid))
 
-    def take(self, raw: pd.DataFrame, checked: CheckedRows) -> pd.DataFrame:
-        """The checked rows without a problem."""
-        self.total, self.bad = self.total + len(raw), self.bad + int(checked.bad.sum())
-        self._parts.append(checked.problems)
-        return checked.frame[~checked.bad]
+    def take(self, frame: pd.DataFrame, problems: Problems) -> pd.DataFrame:
+        """The rows of a file without a problem, from what a check gives."""
+        self.total, self.bad = self.total + len(frame), self.bad + int(problems.bad.sum())
+        self._parts.append(problems.frame())
+        return frame[~problems.bad]
 
     def problems(self) -> pd.DataFrame:
         """All problems of all files: file, row, problem, detail.
@@ -150,7 +168,7 @@ def check_rows(
     to_predict: bool = False,
     measured_on: tuple[str, GPU] | None = None,
     extra_gpus: Mapping[str, GPU] = NONE_OWN,
-) -> CheckedRows:
+) -> tuple[pd.DataFrame, Problems]:
     """Check and normalise rows of the schema.
 
     Args:
@@ -160,6 +178,8 @@ def check_rows(
         `latency_s`; what is there is still checked.
       measured_on: the GPU of all rows, whatever their column `device` says.
       extra_gpus: devices that the catalog does not have, by name.
+    Returns: `FRAME_COLUMNS` of every row in file order, bad ones included (`family` is null for unknown operators), and
+      what is wrong with them.
     Raises: `InputError` for a missing column. Bad rows are reported, not raised.
     """
     columns = ("op",) if to_predict else ("op", "latency_s") if measured_on else ("device", "op", "latency_s")
@@ -173,24 +193,23 @@ def check_rows(
     families, ops, dims = _kernels(raw, dtypes, problems)
     latency_s = np.full(len(raw), np.nan)
     if "latency_s" in raw.columns:
-        latency_s = numbers(raw["latency_s"])
-        fine = np.isfinite(latency_s) & (latency_s > SHORTEST_S)
-        problems.add_values("latency_s", fine, "bad latency", f"seconds above {SHORTEST_S:g}")
+        latency_s = problems.check("latency_s", SECONDS)
     frame = pd.DataFrame({"device": devices, "family": families, "op": ops, "dtype": dtypes}, dtype=object)
     frame = frame.assign(**dims, latency_s=latency_s, **_launches(raw, ops), **_power(raw, problems))
     frame = frame.assign(file=file, row=raw.index.to_numpy())
     _check_light(frame, gpus, problems)
-    return CheckedRows(frame[list(FRAME_COLUMNS)], problems.bad, problems.frame())
+    return frame[list(FRAME_COLUMNS)], problems
 
 
 def _power(raw: pd.DataFrame, problems: Problems) -> dict[str, Values]:
     """Watts and clocks, NaN where they were not read."""
-    columns = {}
+    columns = dict.fromkeys(schema.POWER_COLUMNS, np.full(len(raw), np.nan))
     for name in schema.POWER_COLUMNS:
-        columns[name] = numbers(raw[name]) if name in raw.columns else np.full(len(raw), np.nan)
         if name in raw.columns:
-            fine = raw[name].isna().to_numpy() | (np.isfinite(columns[name]) & (columns[name] > 0.0))
-            problems.add_values(name, fine, f"bad {name}", "a number above 0, or nothing")
+            above = Check(
+                f"bad {name}", "a number above 0, or nothing", lambda watts: np.isfinite(watts) & (watts > 0.0)
+            )
+            columns[name] = problems.check(name, above, raw[name].isna().to_numpy())
     return columns
 
 
@@ -265,18 +284,12 @@ def _kernels(raw: pd.DataFrame, dtypes: Objects, problems: Problems) -> tuple[Ob
             problems.add(where, "unknown op", lambda _, reason=reason: reason)  # type: ignore[misc]
             continue
         need_columns(raw, schema.op_columns(op), problems.file)
-        columns = {name: numbers(raw[name]) for name in schema.op_columns(op)}
-        for name, usual in schema.OPTIONAL_COLUMNS.get(op, {}).items():
-            if name in raw.columns:
-                columns[name] = np.where(raw[name].isna(), usual, numbers(raw[name]))
-        for name, values in columns.items():
-            if name in SHARES:
-                share = (values > 0.0) & (values <= 1.0)
-                problems.add_values(name, share | ~where, "bad dims", "a share above 0 and at most 1", f" of {op}")
-                continue
-            least = 0 if name in MAY_BE_ZERO else 1
-            fine = np.isfinite(values) & (values >= least) & (values == np.floor(values))
-            problems.add_values(name, fine | ~where, "bad dims", f"a whole number of at least {least}", f" of {op}")
+        usual = schema.OPTIONAL_COLUMNS.get(op, {})
+        columns = {}
+        for name in (*schema.op_columns(op), *(name for name in usual if name in raw.columns)):
+            blank = raw[name].isna().to_numpy() if name in usual else np.zeros(len(raw), bool)
+            values = problems.check(name, DIMS.get(name, _whole_from(1)), blank | ~where, f" of {op}")
+            columns[name] = np.where(blank, usual.get(name, np.nan), values)
         families[where], family_dims = schema.row_dims(op, {name: values[where] for name, values in columns.items()})
         _, ops[where] = schema.family_op(op)
         for name, values in family_dims.items():
@@ -372,3 +385,63 @@ def _product(raw: pd.DataFrame, columns: Sequence[str]) -> Values | None:
     if not set(columns) <= set(raw.columns):
         return None
     return np.asarray(np.prod([numbers(raw[name]) for name in columns], axis=0))
+
+
+# Measured models: the columns and checks of `models/end_to_end.csv` and `models/per_op.parquet`.
+
+WORKLOAD: tuple[str, ...] = ("device", "model", "mode", "sequence_length", "batch_size", "option")
+"""Columns both tables share."""
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """A kind of model table: its file name, columns it must have, checks of some, and those that may be blank."""
+
+    file: str
+    columns: tuple[str, ...]
+    checks: Mapping[str, Check]
+    blank: tuple[str, ...] = ()
+
+
+END_TO_END = ModelTable(
+    "end_to_end.csv",
+    (*WORKLOAD, "num_layers", "e2e_s", "forward_s", "backward_s"),
+    {**dict.fromkeys(("e2e_s", "forward_s", "backward_s"), SECONDS), "batch_size": SIZE, "sequence_length": SIZE},
+    blank=("forward_s", "backward_s"),
+)
+"""One row is one measured whole-model latency."""
+
+PER_OP = ModelTable(
+    "per_op.parquet",
+    (*WORKLOAD, "node_index", "name", "forward_s", "backward_s", "accumulate_s", "total_s", "layer_repeat"),
+    dict.fromkeys(("forward_s", "backward_s", "accumulate_s", "total_s"), SECONDS_OR_ZERO),
+)
+"""One row is one graph node of one measured model."""
+
+MODES: dict[str, str] = {"inf": "inference", "train": "training", "inference": "inference", "training": "training"}
+"""Mode of a measured model -> mode of its graph."""
+MODEL_TABLES: tuple[ModelTable, ...] = (END_TO_END, PER_OP)
+
+
+def check_models(
+    table: ModelTable, raw: pd.DataFrame, file: str, extra_gpus: Mapping[str, GPU] = NONE_OWN
+) -> tuple[pd.DataFrame, Problems]:
+    """Check a table: all its rows (device canonical, blank option ""), and what is wrong with them.
+
+    Args:
+      table: kind of table, which says what is checked.
+      raw: as it was read.
+      file: its name, for messages.
+      extra_gpus: devices that the folders describe themselves, by name, beside those of the catalog.
+    Raises: `InputError` for a missing column.
+    """
+    need_columns(raw, table.columns, file)
+    problems = Problems(file, raw)
+    devices, _ = device_column(raw, problems, extra_gpus=extra_gpus)
+    for name, check in table.checks.items():
+        problems.check(name, check, raw[name].isna().to_numpy() if name in table.blank else False)
+    if table is END_TO_END:
+        unknown = ~raw["mode"].isin(list(MODES)).to_numpy()
+        expected = ", ".join(MODES)
+        problems.add(unknown, "unknown mode", lambda at: f"mode is {raw['mode'].iloc[at]}, expected one of {expected}")
+    return raw.assign(device=devices, option=raw["option"].astype(object).where(raw["option"].notna(), "")), problems

@@ -12,7 +12,8 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.cli.app import run
-from neusight_jax.datasets.aiconfigurator import AiconfiguratorReport, import_aiconfigurator
+from neusight_jax.datasets.aiconfigurator import import_aiconfigurator
+from neusight_jax.datasets.imported import ImportReport
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import InputError
 
@@ -117,13 +118,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(package: Path, tmp_path_factory: pytest.TempPathFactory) -> AiconfiguratorReport:
+def report(package: Path, tmp_path_factory: pytest.TempPathFactory) -> ImportReport:
     """The package, imported."""
     return import_aiconfigurator(package, tmp_path_factory.mktemp("imported") / "out")
 
 
-def test_rows_taken_and_counted(report: AiconfiguratorReport) -> None:
-    assert report.version == "0.12.0"
+def test_rows_taken_and_counted(report: ImportReport) -> None:
+    assert report.source == "of aiconfigurator-core 0.12.0"
     experts = {"experts_bfloat16": 1, "experts_w4a16_mxfp4": 1}
     assert report.rows == {"gemm_bf16": 1, "gemm_fp8": 1, "prefill": 1, "decode": 1, **experts}
     left_out = report.left_out
@@ -138,7 +139,7 @@ def test_rows_taken_and_counted(report: AiconfiguratorReport) -> None:
     assert "Apache License" in (report.output / "ATTRIBUTION").read_text()
 
 
-def test_what_the_rows_mean(report: AiconfiguratorReport) -> None:
+def test_what_the_rows_mean(report: ImportReport) -> None:
     frame = read_measurements(report.output).frame.set_index("family")
     product = frame.loc["gemm"]
     assert (product["device"], product["dtype"], product["latency_s"]) == (H100, "bf16", pytest.approx(12e-6))
@@ -196,7 +197,7 @@ def test_command(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["import", "aiconfigurator", str(package), "--output", str(tmp_path / "out")]) == 2
 
 
-def test_imported_rows_are_forecast(report: AiconfiguratorReport) -> None:
+def test_imported_rows_are_forecast(report: ImportReport) -> None:
     table = nj.read_kernels(report.output / "kernels" / "decode.parquet")
     assert list(table.families) == ["decode"]
     from neusight_jax.baselines import load_baseline

@@ -13,10 +13,9 @@ from predictors import random_gpus, random_kernels
 
 import neusight_jax as nj
 from neusight_jax.baselines.rivals import (
-    TEMPLATES,
-    GBTPredictor,
+    RIVALS,
+    FittedBaseline,
     LiLine,
-    LiPredictor,
     gbt_inputs,
     memory_boundedness,
     walk,
@@ -26,8 +25,9 @@ from neusight_jax.cli.app import run
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
 from neusight_jax.model.checkpoint import save_checkpoint, untrained
+from neusight_jax.model.predictor import bounded
 from neusight_jax.training.data import Rows
-from neusight_jax.training.evaluation.baselines import fit_li, fit_published_li, wave_predictors
+from neusight_jax.training.evaluation.systems import fit_li, fit_published_li, wave_predictors
 from synthetic import write_synthetic_measurements
 
 V100 = "Tesla V100-PCIE-32GB"
@@ -42,7 +42,7 @@ def _split(feature: int, threshold: float, left: Any, right: Any) -> dict[str, A
 
 
 def test_a_forest_walks_as_drawn() -> None:
-    from neusight_jax.training.evaluation.baselines import forest_arrays
+    from neusight_jax.training.evaluation.systems import forest_arrays
 
     trees = [
         _split(1, 0.5, _leaf(1.0), _split(0, -2.0, _leaf(10.0), _leaf(100.0))),
@@ -57,7 +57,7 @@ def test_a_forest_walks_as_drawn() -> None:
 def test_trees_as_arrays_say_what_lightgbm_says() -> None:
     lightgbm = pytest.importorskip("lightgbm")
     from neusight_jax.baselines.rivals import MAX_DEPTH
-    from neusight_jax.training.evaluation.baselines import GBT_SETTINGS, forest_arrays
+    from neusight_jax.training.evaluation.systems import GBT_SETTINGS, forest_arrays
 
     random = np.random.default_rng(0)
     inputs = random.normal(size=(2000, 5)).astype(np.float32).round(2)  # ties, so that thresholds are met exactly
@@ -71,21 +71,22 @@ def test_trees_as_arrays_say_what_lightgbm_says() -> None:
 
 
 def test_gbt_forecasts_through_the_one_function() -> None:
-    from neusight_jax.training.evaluation.baselines import forest_arrays
+    from neusight_jax.training.evaluation.systems import forest_arrays
 
     forest = forest_arrays([{"tree_structure": _leaf(float(np.log(0.25)))}])
     kernels = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 64, "n": 64, "k": 64}, count=2)])
-    predictor = GBTPredictor({"linear": forest})
+    predictor = FittedBaseline("gbt", {"linear": forest})
     gpu = nj.load_gpu(V100)
     assert float(nj.latency(predictor, gpu, kernels)) == pytest.approx(0.5, rel=1e-6)
     assert nj.predict_kernels(predictor, gpu, kernels) == pytest.approx([0.25], rel=1e-6)
     batch = kernels.families["linear"]
-    inputs = gbt_inputs(FAMILIES["linear"], gpu, jax.tree.map(jnp.asarray, batch), True)
+    on_device = jax.tree.map(jnp.asarray, batch)
+    inputs = gbt_inputs(FAMILIES["linear"], bounded(FAMILIES["linear"], gpu, on_device), on_device, True)
     assert inputs.shape[0] == len(batch.row)
     assert bool(jnp.all(jnp.isfinite(inputs)))
 
 
-@pytest.mark.parametrize("kind", ["mixture", "neusight", *TEMPLATES])
+@pytest.mark.parametrize("kind", ["mixture", "neusight", *RIVALS])
 def test_a_family_that_borrows_a_network_is_forecast_by_every_kind(kind: str) -> None:
     """Families of other dims among them: `strided` has two more than elementwise, whose network it uses."""
     networks = [name for name, family in FAMILIES.items() if family.network == name]
@@ -218,7 +219,7 @@ def test_a_line_that_goes_negative_forecasts_the_speed_of_light() -> None:
     line = LiLine(*(jnp.asarray(value) for value in (0.0, 0.0, -1e9, 0.0)))
     gpu = nj.load_gpu(V100)
     table = table_from_kernels([Kernel("linear", "linear", {"batch": 1, "m": 4096, "n": 4096, "k": 4096})])
-    found = nj.predict_kernels(LiPredictor({"linear": line}), gpu, table)
+    found = nj.predict_kernels(FittedBaseline("li", {"linear": line}), gpu, table)
     assert found == pytest.approx([2 * 4096**3 / float(gpu.fp32_flop_per_s)], rel=1e-5)
 
 
@@ -239,7 +240,7 @@ def test_wave_predictor_scales_what_was_measured_and_roofs_the_rest() -> None:
     assert found == pytest.approx([expected, roof_s], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", sorted(TEMPLATES))
+@pytest.mark.parametrize("kind", sorted(RIVALS))
 def test_baselines_are_checkpoints(kind: str, tmp_path: Path) -> None:
     architecture = {"families": ["linear", "softmax"], "hidden": [8] if kind == "habitat-mlp" else [], "members": 1}
     random = np.random.default_rng(1)

@@ -14,7 +14,7 @@ from trace_files import GRID, jax_events, kernel, operator, write
 
 import neusight_jax as nj
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.scaling.reading import read_trace
+from neusight_jax.scaling.rules import read_trace
 from neusight_jax.scaling.trace import Trace
 
 ROOF = RooflinePredictor()

@@ -23,8 +23,7 @@ from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.intervals import empty_intervals
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.records import as_text
-from neusight_jax.training.evaluation.result import Evaluation, percentiles
-from neusight_jax.training.evaluation.scores import evaluate, model_scores, score
+from neusight_jax.training.evaluation.scores import Evaluation, evaluate, model_scores, percentiles, score
 from neusight_jax.training.evaluation.systems import fit_baseline
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"

@@ -15,9 +15,8 @@ from predictors import only, random_kernels
 
 import neusight_jax as nj
 from neusight_jax.errors import InputError
-from neusight_jax.training.evaluation import few_shot, models_protocol, systems
-from neusight_jax.training.evaluation.few_shot import run_few_shot
-from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+from neusight_jax.training.evaluation import protocols, systems
+from neusight_jax.training.evaluation.protocols import run_few_shot, run_models_protocol
 from neusight_jax.training.evaluation.scores import System
 from neusight_jax.training.fit import Settings, settings_for
 from neusight_jax.training.left_out import LeftOut
@@ -37,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "TILE_SETTINGS", Settings(steps=2, batch_size=8))
-    monkeypatch.setattr(few_shot, "settings_for", lambda family: replace(settings_for(family), steps=3, batch_size=8))
-    monkeypatch.setattr(models_protocol, "SETTINGS", Settings(steps=3, batch_size=8))
+    monkeypatch.setattr(protocols, "settings_for", lambda family: replace(settings_for(family), steps=3, batch_size=8))
+    monkeypatch.setattr(protocols, "SETTINGS", Settings(steps=3, batch_size=8))
 
 
 def left_out_by(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[tuple[str, ...]]:
@@ -56,7 +55,7 @@ def left_out_by(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[tuple[str,
 
 
 def test_few_shot_scores_the_kernels_that_were_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted = left_out_by(monkeypatch, few_shot)
+    fitted = left_out_by(monkeypatch, protocols)
     with jax.numpy_dtype_promotion("standard"):
         found = run_few_shot([folder], seeds=2, counts=(2, 10, ROWS, 200))
     assert sorted(fitted) == [("Tesla T4",)] * 2 + [("Tesla V100-PCIE-32GB",)] * 2
@@ -97,9 +96,9 @@ def test_whole_models_are_forecast_without_and_with_a_few_kernels(
             ]
         ), []
 
-    monkeypatch.setattr(models_protocol, "model_scores", kernels_for_models)
-    monkeypatch.setattr(models_protocol, "DRAWS", 2)
-    monkeypatch.setattr(few_shot, "POOL", 10)  # of more rows than that: draws differ
+    monkeypatch.setattr(protocols, "model_scores", kernels_for_models)
+    monkeypatch.setattr(protocols, "DRAWS", 2)
+    monkeypatch.setattr(protocols, "POOL", 10)  # of more rows than that: draws differ
     with jax.numpy_dtype_promotion("standard"):
         found = run_models_protocol([folder], seeds=1, counts=(8,))
     assert list(found.frames["scores"]["system"].unique()) == ["mixture", "mixture, 8 kernels", "roofline"]
@@ -118,10 +117,10 @@ def test_whole_models_may_leave_an_architecture_out(tmp_path: Path, monkeypatch:
     pascal = ("Tesla P100-PCIE-16GB", "Tesla P4")
     for device in pascal:
         synthetic_rows("softmax", device, ROWS).to_parquet(folder / "kernels" / f"{device}.parquet", index=False)
-    fitted = left_out_by(monkeypatch, models_protocol)
-    monkeypatch.setattr(models_protocol, "DRAWS", 1)
+    fitted = left_out_by(monkeypatch, protocols)
+    monkeypatch.setattr(protocols, "DRAWS", 1)
     nothing = pd.DataFrame(columns=["system"]), ["none here"]
-    monkeypatch.setattr(models_protocol, "model_scores", lambda *given: nothing)
+    monkeypatch.setattr(protocols, "model_scores", lambda *given: nothing)
     with jax.numpy_dtype_promotion("standard"), pytest.raises(InputError, match=r"architecture-models.*none here"):
         run_models_protocol([folder], "architecture-models", seeds=1, counts=(8,))
     assert sorted(fitted) == [pascal, ("Tesla T4",), ("Tesla V100-PCIE-32GB",)]

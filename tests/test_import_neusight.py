@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from neusight_jax.datasets import neusight
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.datasets.neusight import import_neusight
 from neusight_jax.errors import InputError
@@ -56,13 +55,11 @@ def tree(tmp_path: Path) -> Path:
 def test_imports_a_tree(tree: Path, tmp_path: Path) -> None:
     report = import_neusight(tree, tmp_path / "out")
     assert report.rows == {"bmm": 18, "ln": 5, "add": 6, "gelu": 6}
-    assert report.superseded == 4
-    assert report.duplicates == 0
-    assert len(report.files) == 5
-    assert dict(report.unrecognised) == {
-        "results/summary.csv": "no latency column",
-        "results/add.csv": "no device, neither as a column nor in its path",
-    }
+    assert list(report.left_out.values()) == [0, 4]
+    assert sorted(report.remarks) == [
+        "not recognised: results/add.csv: no device, neither as a column nor in its path",
+        "not recognised: results/summary.csv: no latency column",
+    ]
     assert sorted(path.name for path in (tmp_path / "out" / "kernels").iterdir()) == [
         "add.parquet",
         "bmm.parquet",
@@ -91,7 +88,6 @@ def test_exact_duplicates_are_dropped(tree: Path, tmp_path: Path) -> None:
     rows = _source(synthetic_rows("bmm", T4, 6), op=False)
     _write(rows.iloc[:2], tree / "data" / "copy" / "bmm.csv")
     report = import_neusight(tree, tmp_path / "out")
-    assert report.duplicates == 2
     assert report.rows["bmm"] == 18
     assert "left out: 2 exact duplicate rows" in report.lines()
 
@@ -118,7 +114,6 @@ def test_bad_rows_are_refused_or_dropped(tree: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     report = import_neusight(tree, tmp_path / "out", on_invalid="drop")
     assert report.rows["linear"] == 2
-    assert len(report.problems) == 2
     assert "dropped: 2 bad rows" in "\n".join(report.lines())
 
 
@@ -139,12 +134,13 @@ def test_device_sheets(tree: Path, tmp_path: Path) -> None:
     (tree / "data" / "device_configs" / "odd.json").write_text(json.dumps({**sheet, "Num_Sm": "many"}))
     (tree / "data" / "device_configs" / "model.json").write_text('{"n_layer": 3}')
     report = import_neusight(tree, tmp_path / "out")
-    assert report.gpus == ("Tesla T4",)
+    assert "gpus.json: 1 devices (Tesla T4)" in report.remarks
     written = json.loads((tmp_path / "out" / "gpus.json").read_text())
     assert list(written) == ["Tesla T4"]
     assert written["Tesla T4"]["mem_bytes_per_s"] == 320e9
-    assert dict(report.unrecognised)["data/device_configs/odd.json"].startswith("odd.json: ")
-    assert len(report.unrecognised) == 3
+    unrecognised = [remark for remark in report.remarks if remark.startswith("not recognised")]
+    assert any(remark.startswith("not recognised: data/device_configs/odd.json: odd.json: ") for remark in unrecognised)
+    assert len(unrecognised) == 3
 
 
 def test_refusals(tree: Path, tmp_path: Path) -> None:
@@ -162,10 +158,10 @@ def test_refusals(tree: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_leaves_nothing(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(neusight, "_write", interrupted)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_neusight(tree, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["NeuSight"]

@@ -11,7 +11,7 @@ from trace_files import SUM_HEADER, sums
 
 import neusight_jax as nj
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.scaling.reading import read_trace
+from neusight_jax.scaling.rules import read_trace
 from neusight_jax.scaling.trace import Trace
 
 V100, T4 = "Tesla V100-PCIE-32GB", "Tesla T4"

@@ -12,8 +12,7 @@ from refusals import Fails, message
 
 from neusight_jax.cli.app import run
 from neusight_jax.records import as_text
-from neusight_jax.training.evaluation.entry import public_rows, read_entry, score_entry, template
-from neusight_jax.training.evaluation.leaderboard import ENTER
+from neusight_jax.training.evaluation.leaderboard import ENTER, public_rows, read_entry, score_entry, template
 from synthetic import write_synthetic_measurements
 
 

@@ -17,7 +17,7 @@ from benchmarks.odd_requests import try_requests
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.errors import MOST_ECHOED, MOST_SHOWN, InputError, one_line
 from neusight_jax.hardware.prices import Prices, read_prices
-from neusight_jax.scaling.reading import read_trace
+from neusight_jax.scaling.rules import read_trace
 from neusight_jax.tables import MOST_BYTES, read_content
 from synthetic import synthetic_rows
 

@@ -24,8 +24,7 @@ from neusight_jax.model.checkpoint import CARD, KEY, TRUST, WEIGHTS
 from neusight_jax.model.network import apply_network, init_network, network_card
 from neusight_jax.model.programs import _of_this_package
 from neusight_jax.training.fit import Perceptron, Settings, as_modules
-from neusight_jax.training.recipe import RECIPES, Recipe
-from neusight_jax.training.recipes import train
+from neusight_jax.training.recipes import RECIPES, Recipe, train
 from synthetic import write_softmax_alone
 
 GATED = {"module": "own_networks:Gated", "arguments": {"width": 6}}

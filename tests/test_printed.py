@@ -17,7 +17,7 @@ from neusight_jax.hardware.prices import Prices
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.records import LINE, Printed, Record
 from neusight_jax.serving.times import Engine
-from neusight_jax.training.evaluation.result import Evaluation, View
+from neusight_jax.training.evaluation.scores import Evaluation, View
 from neusight_jax.workloads import workload
 
 LAYOUT = nj.Parallelism(tensor=2, pipeline=2, data=2)

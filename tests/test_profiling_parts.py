@@ -18,7 +18,7 @@ from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import catalog_gpu
 from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
-from neusight_jax.profiling import machine, processor
+from neusight_jax.profiling import machine
 from neusight_jax.profiling.case import MEASURED_OPS, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import sample, spread
 from neusight_jax.profiling.jax_backend import JaxBackend, jax_operator
@@ -213,10 +213,10 @@ def test_the_loop_takes_longer_the_longer_it_is() -> None:
 
 def test_a_processor_is_a_gpu_that_loads(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
-    path.write_text(json.dumps(processor.processor_figures()))
+    path.write_text(json.dumps(machine.processor_figures()))
     gpu = nj.load_gpu(path)
-    assert gpu.num_sms == processor.cores()
-    fast = processor.processor_figures([(1e15, 0.0, 1.0), (0.0, 1e12, 1.0)])
+    assert gpu.num_sms == machine.cores()
+    fast = machine.processor_figures([(1e15, 0.0, 1.0), (0.0, 1e12, 1.0)])
     assert fast["fp32_flop_per_s"] == pytest.approx(1.05e15)
     assert fast["mem_bytes_per_s"] == pytest.approx(1.05e12)
     assert "tdp_w" in fast["estimates"]

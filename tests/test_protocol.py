@@ -16,9 +16,9 @@ from neusight_jax.errors import InputError
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from neusight_jax.training.data import Rows
-from neusight_jax.training.evaluation import protocol, systems
-from neusight_jax.training.evaluation.protocol import run_protocol
-from neusight_jax.training.evaluation.result import Evaluation
+from neusight_jax.training.evaluation import systems
+from neusight_jax.training.evaluation.protocols import run_protocol
+from neusight_jax.training.evaluation.scores import Evaluation, family_means
 from neusight_jax.training.evaluation.systems import (
     DEFAULT_SYSTEMS,
     OURS,
@@ -105,7 +105,7 @@ def test_every_baseline_runs(baselines: Evaluation) -> None:
     scores = baselines.frames["scores"]
     assert set(scores["system"]) == set(SYSTEMS) - {"mixture", "neusight"}
     assert np.isfinite(scores["mean"]).all()
-    assert list(protocol.by_family(scores).columns) == ["softmax"]
+    assert list(family_means(scores).columns) == ["softmax"]
 
 
 def test_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
-from neusight_jax.training.recipe import RECIPES
+from neusight_jax.training.recipes import RECIPES
 
 OPS = {"linear": 28, "softmax": 24}
 
@@ -153,54 +153,55 @@ def test_models_are_measured_end_to_end(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_flax_module_trains_its_own_parameters(tmp_path: Path) -> None:
+def test_a_flax_module_trains_its_own_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flax", reason="flax is not installed")
-    from neusight_jax.profiling.jax_model import JaxModel
-    from neusight_jax.profiling.model_target import target_from_source
+    from neusight_jax.profiling import models
 
     source = tmp_path / "model.py"
     source.write_text(MODELS)
-    model = JaxModel(target_from_source(f"{source}:flax"), training=True, compiled=True)
-    forward_s, backward_s = model.step()
+    taken = []
+    of = models.with_gradients
+    monkeypatch.setattr(models, "with_gradients", lambda call: lambda *args: taken.append(of(call)(*args)) or taken[-1])
+    step = models.jax_step(models.target_from_source(f"{source}:flax"), training=True, compiled=False)
+    forward_s, backward_s = step()
     assert forward_s > 0.0
     assert backward_s is not None
-    _, slopes = model._step(*model._args)  # type: ignore[misc]
+    ((_, slopes),) = taken
     assert sorted(slope.shape for slope in slopes) == [(4,), (8, 4)]
 
 
 def test_training_takes_the_gradients_of_the_first_argument() -> None:
     import jax.numpy as jnp
 
-    from neusight_jax.profiling.jax_model import _with_gradients
+    from neusight_jax.profiling.models import with_gradients
 
     def call(params: dict, x: jnp.ndarray) -> jnp.ndarray:
         return params["w"] * x
 
     params = {"count": jnp.arange(3), "w": jnp.array([1.0, 2.0])}
-    value, (slope,) = _with_gradients(call)(params, jnp.array([3.0, 5.0]))
+    value, (slope,) = with_gradients(call)(params, jnp.array([3.0, 5.0]))
     assert float(value) == pytest.approx((3.0 + 10.0) / 2)  # mean of the output
     np.testing.assert_allclose(slope, [1.5, 2.5])
 
 
 def test_torch_models_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from neusight_jax.profiling.model_target import target_from_source
-    from neusight_jax.profiling.torch_model import TorchModel
+    from neusight_jax.profiling.models import target_from_source, torch_step
 
     source = tmp_path / "model.py"
     source.write_text(MODELS)
     target = target_from_source(f"{source}:torch")
     assert (target.framework, target.batch_size) == ("torch", 16)
-    model = TorchModel(target, training=True, compiled=False)
-    forward_s, backward_s = model.step()
+    step = torch_step(target, training=True, compiled=False)
+    forward_s, backward_s = step()
     assert forward_s > 0.0
     assert backward_s is not None
-    weight = model._call[0].weight
+    weight = target.call[0].weight
     first = weight.grad.clone()
-    model.step()
+    step()
     assert weight.grad.shape == (64, 32)
     assert not bool((weight.grad == first).all())  # gradients add up
-    assert TorchModel(target, training=False, compiled=False).step()[1] is None
+    assert torch_step(target, training=False, compiled=False)()[1] is None
 
 
 def test_models_of_transformers_are_measured(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import neusight_jax as nj
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.scaling.operators import operator_kernels
+from neusight_jax.scaling.chrome import operator_kernels
 from neusight_jax.scaling.rules import (
     BELIEVED,
     FAR_CARRIED,

@@ -21,8 +21,8 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
 from neusight_jax.serving import answers
-from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import Serving
+from neusight_jax.serving.layouts import capacity
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import Engine, Options, Times, times, usual_options

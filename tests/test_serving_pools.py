@@ -19,13 +19,11 @@ from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.serving import answers
-from neusight_jax.serving.capacity import Capacity
+from neusight_jax.serving import answers, under_load
 from neusight_jax.serving.choices import Load
-from neusight_jax.serving.disaggregated import disaggregated, link_bytes_per_s
-from neusight_jax.serving.layouts import Replica
-from neusight_jax.serving.pools import fewest, pools
-from neusight_jax.serving.simulators import ExecutionTimePredictor, Run
+from neusight_jax.serving.layouts import Capacity, Replica
+from neusight_jax.serving.pools import disaggregated, fewest, link_bytes_per_s, pools
+from neusight_jax.serving.simulators import ExecutionTimePredictor, Prefill, Run
 from neusight_jax.serving.steady import Demand, Lengths, Steady, demand
 from neusight_jax.serving.steps import axes, load_model
 from neusight_jax.serving.times import Engine, Options, Times
@@ -88,7 +86,7 @@ def test_the_fewest_of_both(guess: tuple[int, int]) -> None:
     assert fewest(lambda *each: False, after, lambda prefill, decode: prefill < 99, guess) is None
 
 
-def test_an_answer_of_pools() -> None:
+def test_an_answer_of_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     model, cluster = load_model(TINY, "bf16"), nj.load_cluster("1x H100")
     memory = Capacity(1e9, 1e8, 1e9, 6e10, 1e8, 8e10)
     replica = Replica("H100", Parallelism(), OPTIONS, memory, (times(),) * 3, 64.0)
@@ -106,6 +104,19 @@ def test_an_answer_of_pools() -> None:
     assert both == pytest.approx(found.costs["tokens"] * 1101)
     sent = 4 * 2 * 8 * 64 * 2 * 1000
     assert found.prefill["transfer_s"] == pytest.approx(sent / link_bytes_per_s(cluster, 100), rel=0.01)
+    # An engine that runs it is told the same transfer, and has as many replicas of each.
+    runs: list[tuple[int, Prefill]] = []
+
+    def engine_run(*_: Any, workers: int, prefill: Prefill, **__: Any) -> Run:
+        runs.append((workers, prefill))
+        return Run({"p50": 0.1, "p95": 0.1}, {"p50": 0.01, "p95": 0.01 if workers >= found.replicas else 1.0}, 9.0, 0.0)
+
+    monkeypatch.setattr(under_load, "run", engine_run)
+    tried = {("H100", replica.layout.tensor, replica.layout.expert): replica}
+    (measured,) = under_load.under_load([found], tried, {"H100": cluster}, model, load, None)
+    assert (measured.replicas, measured.prefill["replicas"]) == (found.replicas, 1)
+    prefill = runs[0][1]
+    assert prefill.token_bytes * 1000 / prefill.bytes_per_s == pytest.approx(found.prefill["transfer_s"], rel=0.01)
     none = dataclasses.replace(load, ttft_s=0.01)
     assert disaggregated([replica], {"H100": cluster}, model, none, prices) == []
 

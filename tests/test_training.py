@@ -22,8 +22,7 @@ from neusight_jax.model.checkpoint import WEIGHTS
 from neusight_jax.model.intervals import WIDEST, kernel_interval
 from neusight_jax.training import recipes
 from neusight_jax.training.fit import FitState, Saved, Settings, kept_steps
-from neusight_jax.training.recipe import RECIPES, Recipe
-from neusight_jax.training.recipes import train
+from neusight_jax.training.recipes import RECIPES, Recipe, train
 from synthetic import synthetic_rows
 
 T4, V100, P100, A100 = "Tesla T4", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB", "NVIDIA A100-PCIE-40GB"

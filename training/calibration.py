@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ from jaxtyping import Array, Float
 
 import neusight_jax
 from neusight_jax.datasets.devices import measured_device, own_devices
-from neusight_jax.datasets.measurements import measured_names, read_measured_on, table_from_frame
+from neusight_jax.datasets.measurements import Measurements, measured_names, read_measurements, table_from_frame
+from neusight_jax.datasets.row_checks import OnInvalid
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import canonical_name
@@ -43,10 +44,6 @@ from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, add_to_effect
 from neusight_jax.training.intervals import calibrated_width, mean_error_percent
-
-if TYPE_CHECKING:
-    from neusight_jax.datasets.measurements import Measurements
-
 
 # A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out.
 
@@ -83,7 +80,8 @@ def calibrate_checkpoint(
         )
     has_effect = canonical_name(gpu) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, canonical_name(name))
-    data = read_measured_on(measurements, name, machine, on_invalid="drop" if drop_invalid else "refuse")
+    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
+    data = read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
     frame = data.frame
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
@@ -134,8 +132,6 @@ def most_telling(
     covariances: Sequence[Float[np.ndarray, "kernel kernel"]],
     count: int,
     noise: float,
-    weight: Float[np.ndarray, " kernel"] | None = None,
-    allowed: np.ndarray | None = None,
 ) -> list[int]:
     """Positions of the kernels to measure, the most telling first.
 
@@ -143,17 +139,15 @@ def most_telling(
       covariances: prior covariance of the log errors of the same kernels, one for each machine considered; the gain is
         averaged over machines, each in units of its own variance before any measurement.
       count: how many to take; noise: of a measurement, standard deviation of its logarithm.
-      weight: how much each kernel matters (default: all alike); allowed: mask of those that may be taken.
     """
     left = np.array([matrix / max(np.trace(matrix), 1e-30) for matrix in covariances])
     variance = np.array([noise**2 / max(np.trace(matrix), 1e-30) for matrix in covariances])[:, None]
-    importance = np.ones(left.shape[1]) if weight is None else np.asarray(weight)
-    open_to = np.ones(left.shape[1], bool) if allowed is None else np.array(allowed, bool)
+    open_to = np.ones(left.shape[1], bool)
     chosen: list[int] = []
     # Taken one by one: each measurement also lowers what is left to learn from its neighbours.
-    for _ in range(min(count, int(open_to.sum()))):
+    for _ in range(min(count, len(open_to))):
         variances = np.einsum("mkk->mk", left) + variance
-        gain = np.sum(np.einsum("t,mtk->mk", importance, left**2) / variances, axis=0)
+        gain = np.sum(np.sum(left**2, axis=1) / variances, axis=0)
         best = int(np.argmax(np.where(open_to, gain, -np.inf)))
         open_to[best] = False
         chosen.append(best)
@@ -339,8 +333,6 @@ def _credited(
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
-    from neusight_jax.datasets.measurements import table_from_frame
-
     devices = sorted(data.frame["device"].unique())
     if len(devices) != 1:
         raise InputError(
@@ -497,6 +489,27 @@ def linearised(
 
     value, pull = jax.vjp(logs, shift)
     return value, pull(jnp.ones_like(value))[0]
+
+
+def telling_order(
+    predictor: MixturePredictor, machines: Sequence[Machine], name: str, batch: KernelBatch, count: int, prior: Prior
+) -> list[int]:
+    """Positions of the kernels of a family to measure first, the most telling first, by shapes and figures alone.
+
+    Args:
+      predictor: its forecast says which head a kernel would tell about.
+      machines: to measure on; a gain is averaged over them.
+      name: of the family of all kernels.
+      batch: the kernels, without padding rows.
+      count: how many to take.
+      prior: of the log errors.
+    """
+    points = shape_points(FAMILIES[name], jax.tree.map(jnp.asarray, batch), prior.length)
+    kernel = np.asarray(shape_kernel(points, points), np.float64)
+    still = jnp.zeros((len(batch.row), len(EFFECTS)))
+    slopes = (linearised(name, predictor, on_device(machine), batch, still)[1] for machine in machines)
+    shares = [np.asarray(slope, np.float64) for slope in slopes]
+    return most_telling([prior.covariance(share, share, kernel) for share in shares], count, prior.noise)
 
 
 def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:

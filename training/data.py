@@ -21,7 +21,7 @@ from neusight_jax.hardware.files import usual_topology
 from neusight_jax.hardware.gpu import GPU, stack_gpus
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import LIBRARY, Family
-from neusight_jax.kernels.table import Kernel, KernelBatch
+from neusight_jax.kernels.table import Kernel, KernelBatch, batch_from_columns
 from neusight_jax.model.residuals import other_vendor
 from neusight_jax.scaling.tables import event_overhead_s, node_kernels
 
@@ -91,6 +91,11 @@ class Rows:
         """The rows without what is known of the libraries that ran them."""
         dims = {name: sizes for name, sizes in self.batch.dims.items() if name != LIBRARY}
         return replace(self, batch=replace(self.batch, dims=dims))
+
+    def by_device(self, values: Float[np.ndarray, " row"]) -> dict[str, np.ndarray]:
+        """Values of the rows apart for each device that has some."""
+        parts = {name: values[self.device == position] for position, name in enumerate(self.devices)}
+        return {name: part for name, part in parts.items() if len(part)}
 
     def of_device(self, name: str) -> Rows:
         """The rows measured on one device."""
@@ -179,24 +184,22 @@ def _rows(
 ) -> Rows:
     count = len(frame)
     index = {name: position for position, name in enumerate(devices)}
-    ops = {name: position for position, name in enumerate(family.ops)}
     dtypes = {name: position for position, name in enumerate(DTYPES)}
-    dims = {name: frame[name].to_numpy(np.float32) for name in family.dims}
-    for name, usual in family.options:
-        dims[name] = frame[name].to_numpy(np.float32) if name in frame else np.full(count, usual, np.float32)
+    batch: KernelBatch = batch_from_columns(
+        family,
+        frame["op"],
+        {name: frame[name].to_numpy(np.float32) for name in family.columns if name in frame},
+        dtype=frame["dtype"].map(dtypes).to_numpy(np.int32),
+        count=np.ones(count),
+        phase=np.zeros(count),
+        node=np.arange(count),
+        row=np.arange(count),
+    )
+    batch = jax.tree.map(lambda column: column[:count], batch)
     if family.known_libraries:
         libraries = {name: known_library(name, family) for name in devices}
-        dims[LIBRARY] = frame["device"].map(libraries).to_numpy(np.float32)
-    columns: dict[str, Any] = {
-        "dims": dims,
-        "op": frame["op"].map(ops).to_numpy(np.int32),
-        "dtype": frame["dtype"].map(dtypes).to_numpy(np.int32),
-        "count": np.ones(count, np.float32),
-        "phase": np.zeros(count, np.int32),
-        "node": np.arange(count, dtype=np.int32),
-        "row": np.arange(count, dtype=np.int32),
-    }
-    batch = KernelBatch(**columns)
+        library: Any = frame["device"].map(libraries).to_numpy(np.float32)
+        batch = replace(batch, dims={**batch.dims, LIBRARY: library})
     return Rows(
         family=family,
         batch=batch,

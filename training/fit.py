@@ -279,11 +279,10 @@ def fit(
       state: where to go on from instead of starting afresh.
     Raises: `InputError` for a job that leaves out every device with rows.
     """
-    groups = _Groups.of(rows)
-    draws = _choices(groups, rows, jobs)
-    in_model_rows = round(settings.batch_size * settings.in_model_share) if groups.counts[1].sum() else 0
+    source = _Source.of(rows)
+    draws = _choices(np.asarray(source.counts), rows, jobs)
+    in_model_rows = round(settings.batch_size * settings.in_model_share) if source.counts[1].sum() else 0
     sizes = (settings.batch_size - in_model_rows, in_model_rows)
-    source = _Source.of(rows, groups)
 
     def step(state: FitState, key: Array, chosen: _Choices, source: _Source) -> tuple[FitState, Array]:
         """Make one step of one job; the state after it, and the loss before it.
@@ -405,15 +404,15 @@ class _Choices:
     source: Int[Array, "job part"]
 
 
-def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> _Choices:
+def _choices(counts: Int[np.ndarray, "source device"], rows: Rows, jobs: Sequence[Job]) -> _Choices:
     seen = np.array([[name not in job.held_out for name in rows.devices] for job in jobs])
-    for job, devices in zip(jobs, seen & groups.counts.any(axis=0), strict=True):
+    for job, devices in zip(jobs, seen & counts.any(axis=0), strict=True):
         if not devices.any():
             raise InputError(
                 f"{rows.family.name}: nothing is left to fit to without {', '.join(job.held_out)}; give measurements "
                 "of further GPUs (of another architecture, where whole architectures are left out)"
             )
-    having = seen[:, None, :] & (groups.counts > 0)  # [job, source, device]
+    having = seen[:, None, :] & (counts > 0)  # [job, source, device]
     # A part with no rows the job may see is filled from the other one: sizes of minibatches are compiled in.
     sources = np.where(having.any(axis=2), np.arange(2), 1 - np.arange(2))
     weights = np.take_along_axis(having, sources[:, :, None], axis=1)
@@ -423,7 +422,10 @@ def _choices(groups: _Groups, rows: Rows, jobs: Sequence[Job]) -> _Choices:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Source:
-    """All rows, and their order by `_Groups`: arguments of the compiled loop, which would take minutes to fold them."""
+    """All rows, and their positions by source (0 = sweep, 1 = in-model) and device: order[start : start + count].
+
+    Arguments of the compiled loop, which would take minutes to fold them.
+    """
 
     everything: Sample
     order: Int[Array, " row"]
@@ -431,8 +433,12 @@ class _Source:
     counts: Int[Array, "source device"]
 
     @classmethod
-    def of(cls, rows: Rows, groups: _Groups) -> _Source:
-        return cls(sample_of(rows), *(jnp.asarray(item) for item in (groups.order, groups.starts, groups.counts)))
+    def of(cls, rows: Rows) -> _Source:
+        group = (rows.isolated < 0.5).astype(int) * len(rows.devices) + rows.device
+        counts = np.bincount(group, minlength=2 * len(rows.devices)).reshape(2, -1)
+        starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(2, -1)
+        order = np.argsort(group, kind="stable")
+        return cls(sample_of(rows), *(jnp.asarray(item) for item in (order, starts, counts)))
 
     def draw(self, key: Array, sizes: tuple[int, int], chosen: _Choices) -> Sample:
         """A minibatch of one job, its parts of these sizes."""
@@ -455,21 +461,3 @@ def _weights_only(parameters: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         lambda path, _: any(name in names(path) for name in ("weights", "kernel")), parameters
     )
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Row positions by (source, device), source 0 = sweep, 1 = in-model: order[start : start + count]."""
-
-    order: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def of(cls, rows: Rows) -> _Groups:
-        source = (rows.isolated < 0.5).astype(int)
-        group = source * len(rows.devices) + rows.device
-        order = np.argsort(group, kind="stable")
-        counts = np.bincount(group, minlength=2 * len(rows.devices)).reshape(2, -1)
-        starts = (np.cumsum(counts.ravel()) - counts.ravel()).reshape(2, -1)
-        return cls(order, starts, counts)

@@ -7,7 +7,7 @@ single odd GPU, and says little of the next one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.datasets.model_tables import MODES
+from neusight_jax.datasets.row_checks import MODES
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.intervals import LEVEL, MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
@@ -261,12 +261,14 @@ def _by_vendor(
         for part in evidence.left_out.values()
         for device in np.asarray(part.rows.devices)[part.rows.of_minority_vendor]
     }
-    usual = {name: conformal_interval(_of_main_vendor(residuals, minority)) for name, residuals in inside.items()}
-    others = {
-        name: conformal_interval(_of_minority_vendor(residuals, minority))
-        for name, residuals in inside.items()
-        if minority & set(residuals)
-    }
+    usual, others = {}, {}
+    for name, residuals in inside.items():
+        main = {device: errors for device, errors in residuals.items() if device not in minority}
+        other = {device: errors for device, errors in residuals.items() if device in minority}
+        usual[name] = conformal_interval(main or residuals)
+        if other:
+            # A single device cannot say how the next one differs from it.
+            others[name] = conformal_interval(other if len(other) > 1 else residuals)
     return usual, others
 
 
@@ -300,17 +302,6 @@ def _card(
 def _own_coverage(models: Residuals) -> dict[str, float]:
     """Coverage of measured devices' intervals on whole models, each left out of its own; nothing of one device."""
     return {device: round(own_coverage(models, device), 3) for device in models} if len(models) > 1 else {}
-
-
-def _of_main_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
-    """Residuals of the devices of the main vendor; of all where there are no others."""
-    return {device: errors for device, errors in residuals.items() if device not in minority} or residuals
-
-
-def _of_minority_vendor(residuals: Residuals, minority: Container[str]) -> Residuals:
-    """Residuals of the minority vendor; of all where a single device cannot say how the next one differs from it."""
-    subset = {device: errors for device, errors in residuals.items() if device in minority}
-    return subset if len(subset) > 1 else residuals
 
 
 def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:

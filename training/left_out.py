@@ -17,8 +17,8 @@ from neusight_jax.model.mixture import FamilyMixture, MixturePredictor
 from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import FLOOR, IN_MODEL
 from neusight_jax.training.data import Rows
-from neusight_jax.training.fit import Job, Settings, fit, sample_of
-from neusight_jax.training.objectives import MixtureObjective, forecast, generation_mask, stack_members
+from neusight_jax.training.fit import Job, Settings, fit
+from neusight_jax.training.objectives import MixtureObjective, generation_mask, residuals_of, stack_members
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,15 @@ class LeftOut:
 
     def residuals(self) -> dict[str, np.ndarray]:
         """log(measured / forecast) of the isolated rows of every device, by the fits that did not see it."""
-        family = self.rows.family
-        run = jax.jit(lambda member, sample: jnp.log(forecast(self.kind, member, family, sample)))
-        out = {}
+        out: dict[str, np.ndarray] = {}
         for device in self.rows.devices:
-            alone = self.rows.of_device(device)
-            alone = alone.take(alone.isolated > 0.5)
-            if not len(alone.seconds):
-                continue
-            sample, members = sample_of(alone, seen=False), self.members(device)
-            count = len(jax.tree.leaves(members)[0])
-            logs = [run(jax.tree.map(lambda leaf, at=at: leaf[at], members), sample) for at in range(count)]
-            out[device] = np.log(alone.seconds) - np.mean(np.asarray(logs), axis=0)
+            rows = self.rows.of_device(device)
+            rows = rows.take(rows.isolated > 0.5)
+            if len(rows.seconds):
+                stacked = self.members(device)
+                count = len(jax.tree.leaves(stacked)[0])
+                members = [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
+                out |= residuals_of(self.kind, members, rows, seen=False)
         return out
 
     def parameters(self, device: str) -> FamilyMixture:

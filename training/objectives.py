@@ -1,9 +1,11 @@
-"""Objectives of the fitting loop: the two predictor kinds, and the tile choice both carry."""
+"""Objectives of the fitting loop: the predictor kinds, their baselines, and the tile choice."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neusight_jax.baselines.rivals import Roofline3Predictor, ThreeNumbers
+from neusight_jax.baselines.rivals import FittedBaseline
 from neusight_jax.kernels.family import TILE, Family
 from neusight_jax.model.heads import HEADS, TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
@@ -21,7 +23,7 @@ from neusight_jax.model.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.training.data import Rows
-from neusight_jax.training.fit import Sample, Settings, sample_of
+from neusight_jax.training.fit import Kind, Sample, Settings, sample_of
 
 EFFECT_SHARES: dict[str, float] = {
     "linear": 4.0,
@@ -166,21 +168,29 @@ class NeuSightObjective:
 
 
 @dataclass(frozen=True)
-class Roofline3Objective:
-    """The three-parameter roofline, a fitted baseline."""
+class BaselineObjective:
+    """A baseline of `RIVALS` that is fitted by gradients.
+
+    Attributes:
+      kind: key of `RIVALS`.
+      start: parameters before the first step, from the key of the seed, the family, and the rows the job may see.
+    """
+
+    kind: str
+    start: Callable[[PRNGKeyArray, Family, Rows], Any]
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Efficiencies 0.73 and a floor of 25 us.
+        """Parameters as `start` has them.
 
-        Args: as of `fit.Kind.init`; none of them matters.
+        Args: as of `fit.Kind.init`.
         """
-        return ThreeNumbers(jnp.ones(()), jnp.ones(()), jnp.log(25e-6))
+        return self.start(key, family, rows)
 
-    def predictor(self, parameters: ThreeNumbers, family: Family, sample: Sample) -> Predictor:
+    def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
         """The predictor of one family."""
-        return Roofline3Predictor({family.network: parameters})
+        return FittedBaseline(self.kind, {family.network: parameters})
 
-    def loss(self, parameters: ThreeNumbers, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
+    def loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error.
 
         Args: as of `fit.Kind.loss`.
@@ -219,8 +229,12 @@ class TileObjective:
         return choose_tile(parameters, sample.gpu, work, family.features(sample.batch.dims, size)).index
 
 
-LatencyKind: TypeAlias = MixtureObjective | NeuSightObjective | Roofline3Objective
-"""Kinds that forecast a latency."""
+class LatencyKind(Kind, Protocol):
+    """A kind of the fitting loop that forecasts a latency."""
+
+    def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
+        """The predictor of one family, with the device effects of the sample's rows."""
+        ...
 
 
 def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
@@ -233,6 +247,27 @@ def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample)
     """
     predictor = kind.predictor(parameters, family, sample)
     return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+
+
+@functools.partial(jax.jit, static_argnames="family")
+def seconds_of(family: Family, predictor: Predictor, sample: Sample) -> Float[Array, " kernel"]:
+    """Seconds of a sample by a predictor, compiled."""
+    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+
+
+def residuals_of(
+    kind: LatencyKind, members: Sequence[Any], rows: Rows, *, seen: bool, trained: Sequence[str] | None = None
+) -> dict[str, np.ndarray]:
+    """log(measured / forecast) of rows by device, members averaged as logarithms.
+
+    Args:
+      kind: of what was fitted.
+      members: parameters of each fit, without an axis [job].
+      rows: of one family; seen, trained: as of `sample_of`.
+    """
+    sample = sample_of(rows, seen=seen, trained=trained)
+    forecasts = [seconds_of(rows.family, kind.predictor(member, rows.family, sample), sample) for member in members]
+    return rows.by_device(np.log(rows.seconds) - np.mean(np.log(np.asarray(forecasts)), axis=0))
 
 
 def stack_members(jobs: Any) -> Any:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -22,17 +21,14 @@ from neusight_jax.files import write_atomically
 from neusight_jax.graph.configs.build import graph_from_config, is_eager
 from neusight_jax.graph.configs.config import list_models
 from neusight_jax.hardware.catalog import catalog_gpu
-from neusight_jax.hardware.cluster import on_device
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
-from neusight_jax.model.calibrated import shape_kernel, shape_points
 from neusight_jax.model.checkpoint import load_predictor
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.residuals import EFFECTS
-from neusight_jax.training.calibration import linearised, most_telling, prior_of
+from neusight_jax.training.calibration import prior_of, telling_order
 from neusight_jax.units import GIB
 
 PLANS: dict[str, dict[str, int]] = {
@@ -58,11 +54,10 @@ class Plan:
     """Kernels to measure.
 
     Attributes:
-      name: of the plan; gpu: it was chosen for, or None.
+      gpu: it was chosen for, or None.
       frame: device, op, b, m, n, k, h in the schema's letters, latency_s (empty); the most telling first.
     """
 
-    name: str
     gpu: str | None
     frame: pd.DataFrame
 
@@ -106,7 +101,7 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
     columns = ("op", "b", "m", "n", "k", "h")
     frame = pd.DataFrame(records, columns=list(columns)).astype(dict.fromkeys(columns[1:], "Int64"))
     frame.insert(0, "device", label)
-    return Plan(name, label, frame.assign(latency_s=np.nan))
+    return Plan(label, frame.assign(latency_s=np.nan))
 
 
 def candidates(family: str) -> list[Kernel]:
@@ -166,12 +161,10 @@ def _drawn(family: str, random: np.random.Generator) -> Kernel:
 
 
 def _fits(kernel: Kernel) -> bool:
-    dims = {name: np.full(1, value, np.float32) for name, value in kernel.dims.items()}
     if FAMILIES[kernel.family].matrix:
-        m, n, k = (kernel.dims[name] for name in ("m", "n", "k"))
-        batch = kernel.dims["batch"]
+        batch, m, n, k = (kernel.dims[name] for name in ("batch", "m", "n", "k"))
         return 2.0 * batch * m * n * k <= LARGEST_FLOP and 4.0 * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
-    return float(12.0 * dims["rows"][0] * dims["cols"][0]) <= LARGEST_BYTES
+    return 12.0 * kernel.dims["rows"] * kernel.dims["cols"] <= LARGEST_BYTES
 
 
 def _chosen(
@@ -181,14 +174,7 @@ def _chosen(
     batch: KernelBatch = jax.tree.map(
         lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
     )
-    points = shape_points(FAMILIES[family], jax.tree.map(jnp.asarray, batch), prior.length)
-    kernel = np.asarray(shape_kernel(points, points), np.float64)
-    zeros = jnp.zeros((len(kernels), len(EFFECTS)))
-    covariances = []
-    for machine in machines:
-        shares = np.asarray(linearised(family, predictor, on_device(machine), batch, zeros)[1], np.float64)
-        covariances.append(prior.covariance(shares, shares, kernel))
-    return most_telling(covariances, count, prior.noise)
+    return telling_order(predictor, machines, family, batch, count, prior)
 
 
 def _record(kernel: Kernel) -> dict[str, object]:

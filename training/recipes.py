@@ -1,10 +1,10 @@
-"""From measurements to a checkpoint by a recipe, with progress, resuming, and an honest card."""
+"""Recipes: how each kind of checkpoint is trained, and the way from measurements to one, with progress and resuming."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from neusight_jax.datasets.measurements import Measurements, find_measured, read
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import generation_of
+from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.model.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
 from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.mixture import MixturePredictor
@@ -36,6 +37,8 @@ from neusight_jax.training.data import (
     thin,
 )
 from neusight_jax.training.fit import (
+    MORE_STEPS,
+    TENSOR_SETTINGS,
     FitState,
     Job,
     Kind,
@@ -53,11 +56,95 @@ from neusight_jax.training.objectives import (
     NeuSightObjective,
     TileObjective,
     effect_penalties,
-    forecast,
+    residuals_of,
     stack_members,
 )
-from neusight_jax.training.recipe import RECIPES, Recipe
 from neusight_jax.training.taking_over import taken_over
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Recipe of a kind of checkpoint.
+
+    Attributes:
+      kind: "mixture" or "neusight".
+      members: ensemble size, one seed each.
+      hidden: hidden layers.
+      settings: of the optimizer, for the families and for the tile choice.
+      rows_per_device: at most this many sweep rows of each GPU and family.
+      in_model: whether nodes of measured models are trained on too.
+      left_out_seeds, left_out_settings: fits that leave each device out, the evidence for intervals; 0 seeds = none.
+      families: those to train, of those that were measured; empty = all.
+      base: a checkpoint whose families are taken over where none is trained here; "" = none.
+      more_steps: family -> times the steps of both settings.
+      left_out_by: what is left out together, a "device" or all devices of an "architecture".
+      trial: whether it only tries the path, so that every forecast made with it says so.
+      network: a user's own module in place of the hidden layers, as `network.network_card` says it.
+    """
+
+    kind: str
+    members: int
+    hidden: tuple[int, ...]
+    settings: Settings
+    tile_settings: Settings = field(default_factory=lambda: Settings(steps=600))
+    rows_per_device: int = 6000
+    in_model: bool = True
+    left_out_seeds: int = 1
+    left_out_settings: Settings = field(default_factory=lambda: Settings(steps=1000))
+    families: tuple[str, ...] = ()
+    base: str = ""
+    left_out_by: str = "device"
+    more_steps: dict[str, float] = field(default_factory=dict)
+    trial: bool = False
+    network: dict[str, Any] | None = None
+
+
+RECIPES: dict[str, Recipe] = {
+    "fp32": Recipe("mixture", members=4, hidden=(32, 32), settings=Settings(steps=1500)),
+    "fp32-neusight": Recipe(
+        "neusight",
+        members=1,
+        hidden=(64, 64, 64),
+        settings=Settings(steps=4000),
+        in_model=False,
+        left_out_seeds=0,
+    ),
+    "tensorcore": Recipe(
+        "mixture",
+        members=3,
+        hidden=(32, 32),
+        settings=TENSOR_SETTINGS,
+        rows_per_device=8000,
+        in_model=False,
+        left_out_settings=TENSOR_SETTINGS,
+        families=tuple(sorted(TENSOR_FAMILIES)),
+        base="fp32",
+        left_out_by="architecture",
+        more_steps=MORE_STEPS,
+    ),
+    "collectives": Recipe(
+        "mixture",
+        members=3,
+        hidden=(32, 32),
+        settings=Settings(steps=400),
+        in_model=False,
+        left_out_settings=Settings(steps=300),
+        families=("collective",),
+        left_out_by="architecture",
+    ),
+    "tiny": Recipe(
+        "mixture",
+        members=1,
+        hidden=(8,),
+        settings=Settings(steps=60, batch_size=64),
+        tile_settings=Settings(steps=20),
+        left_out_settings=Settings(steps=20, batch_size=64),
+        trial=True,
+    ),
+}
+"""Recipes by name: `fp32` the default, `fp32-neusight` the paper's form, `tensorcore` for every other dtype with
+attention and experts, `collectives` for messages between GPUs (to be joined to it), `tiny` a quick
+trial of the whole path."""
 
 
 def train(
@@ -245,9 +332,8 @@ class _Run:
         best = self._fit(bar, f"{name} tiles", TileObjective(), rows, self.jobs[:1], self.recipe.tile_settings)
         choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
         labelled = rows.take(rows.tile >= 0)
-        if len(labelled.seconds):
-            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
-            self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
+        index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
+        self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
         return choice
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
@@ -276,7 +362,7 @@ class _Run:
 
         def text(state: FitState) -> str:
             member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
-            residuals = _residuals(kind, [member], rows, False, self.devices)
+            residuals = residuals_of(kind, [member], rows, seen=False, trained=self.devices)
             errors = [f"{device} {mean_error_percent(log):.1f}%" for device, log in residuals.items()]
             return "  held out: " + ", ".join(errors)
 
@@ -289,11 +375,11 @@ class _Run:
         """
         members = [jax.tree.map(lambda leaf, at=at: leaf[at], best) for at in range(len(self.jobs))]
         alone = rows.take(rows.isolated > 0.5)
-        seen = _residuals(kind, members, alone, seen=True)
-        splits = {"training": seen, "training, as if unseen": _residuals(kind, members, alone, seen=False)}
+        seen = residuals_of(kind, members, alone, seen=True)
+        splits = {"training": seen, "training, as if unseen": residuals_of(kind, members, alone, seen=False)}
         if self.scored_apart:
             apart = sweep_rows(self.data, name, self.scored_apart)
-            splits["held out"] = _residuals(kind, members, apart, False, self.devices)
+            splits["held out"] = residuals_of(kind, members, apart, seen=False, trained=self.devices)
         self.errors[name] = {
             split: {device: mean_error_percent(log) for device, log in residuals.items()}
             for split, residuals in splits.items()
@@ -320,21 +406,3 @@ class _Run:
             return None
         best = self._fit(bar, f"{name} left out", kind, rows, jobs, self.recipe.left_out_settings)
         return LeftOut(kind, rows, jobs, best)
-
-
-def _residuals(
-    kind: MixtureObjective | NeuSightObjective,
-    members: Sequence[Any],
-    rows: Rows,
-    seen: bool,
-    trained: Sequence[str] | None = None,
-) -> Residuals:
-    """log(measured / forecast) by device, members averaged as logarithms; see `sample_of`."""
-    sample = sample_of(rows, seen=seen, trained=trained)
-    run = jax.jit(lambda member: jnp.log(forecast(kind, member, rows.family, sample)))
-    residual = np.log(rows.seconds) - np.mean([np.asarray(run(member)) for member in members], axis=0)
-    return {
-        device: residual[rows.device == index]
-        for index, device in enumerate(rows.devices)
-        if (rows.device == index).any()
-    }

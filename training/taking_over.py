@@ -62,6 +62,8 @@ def refit(
 
 BY_DEVICE: tuple[str, ...] = ("device_effects", "generation_effects", "device_intervals")
 """Entries of a card by device or generation, then family."""
+BY_FAMILY: tuple[str, ...] = ("kernels", "other_vendor", "measured_kernels", "gpu_range", "shape_range")
+"""Fields of intervals by family."""
 
 
 def taken_over(predictor: Predictor, card: Mapping[str, Any], base: str) -> tuple[MixturePredictor, dict[str, Any]]:
@@ -126,14 +128,8 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
 
     intervals = predictor.intervals
     if intervals is not None:
-        intervals = replace(
-            intervals,
-            kernels=own(intervals.kernels),
-            other_vendor=own(intervals.other_vendor),
-            measured_kernels=own(intervals.measured_kernels),
-            gpu_range=own(intervals.gpu_range),
-            shape_range=own(intervals.shape_range),
-        )
+        kept_pairs: dict[str, Any] = {name: own(getattr(intervals, name)) for name in BY_FAMILY}
+        intervals = replace(intervals, **kept_pairs)
     alone = MixturePredictor(own(predictor.families), own(predictor.tiles), intervals)
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", LIBRARIES)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
@@ -180,14 +176,8 @@ def _members(parameters: Any, members: int) -> Any:
 
 def _joined(base: Intervals, trained: Intervals) -> Intervals:
     others = {name: pair for name, pair in base.other_vendor.items() if name not in (*trained.kernels, MODELS)}
-    return replace(
-        trained,
-        kernels={**base.kernels, **trained.kernels},
-        other_vendor={**others, **trained.other_vendor},
-        measured_kernels={**base.measured_kernels, **trained.measured_kernels},
-        gpu_range={**base.gpu_range, **trained.gpu_range},
-        shape_range={**base.shape_range, **trained.shape_range},
-    )
+    both: dict[str, Any] = {name: {**getattr(base, name), **getattr(trained, name)} for name in BY_FAMILY}
+    return replace(trained, **{**both, "other_vendor": {**others, **trained.other_vendor}})
 
 
 def _beside(

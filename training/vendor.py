@@ -162,12 +162,7 @@ def misses(
     """
     table = np.zeros((len(rows.devices), len(EFFECTS))) if effects is None else [effects[name] for name in rows.devices]
     log_s = _log_seconds(predictor, rows)(vendor_row(jnp.asarray(numbers)), jnp.asarray(np.array(table)))
-    errors = np.log(rows.seconds) - np.asarray(log_s)
-    return {
-        device: errors[rows.device == place]
-        for place, device in enumerate(rows.devices)
-        if np.any(rows.device == place)
-    }
+    return rows.by_device(np.log(rows.seconds) - np.asarray(log_s))
 
 
 def widening(predictor: MixturePredictor, family: str, gpu: GPU) -> float:

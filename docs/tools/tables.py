@@ -345,8 +345,8 @@ def measure(folder: Path) -> None:
     from benchmarks.cross_gpu import cross_gpu, cross_gpu_errors
     from neusight_jax.baselines import BASELINES
     from neusight_jax.datasets.measurements import read_measurements
-    from neusight_jax.training.evaluation.result import scores as percentiles
     from neusight_jax.training.evaluation.scores import model_scores
+    from neusight_jax.training.evaluation.scores import scores as percentiles
 
     data = read_measurements([folder], devices=[*GPUS, H100])
     systems = {**{name: weights(name) for name in WEIGHTS}, "roofline": lambda device: BASELINES["roofline"]}

@@ -1,18 +1,11 @@
-"""Gradient-boosted trees (`gbt`): what a table learner makes of the same inputs, without any physics of its own.
-
-    log t = Σ_trees leaf(inputs)
-
-Inputs are the family's shape features, the logarithms of every physical time the `mixture` mixes and of the roofline,
-whether the kernel runs alone, and in a backward pass where that matters. LightGBM (extra `gbt`) fits the trees; the
-forecast needs no library: trees are arrays, walked inside `jit`. Gradients: a sum of steps, so they are zero.
-Source: Friedman, Annals of Statistics 2001; Ke et al., "LightGBM", NeurIPS 2017.
-"""
+"""Baselines that are fitted: each a row of `RIVALS`, its equation and the parameters it has for every family."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +18,50 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.heads import largest_tile, launched, most_times, physical_times
 from neusight_jax.model.network import Network, apply_network, init_network
-from neusight_jax.model.predictor import KernelTerms, Predictor, bounded
+from neusight_jax.model.predictor import Bounded, KernelTerms, bounded
 from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, peak_flop_per_s
+
+Equation: TypeAlias = Callable[[Any, Family, Bounded, KernelBatch, Isolated], KernelTerms]
+"""Forecast of kernels of one family: its fitted parameters, the family, the kernels with their bounds, the same kernels
+as a batch, and whether they run alone."""
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["families"], meta_fields=["kind"])
+@dataclass(frozen=True)
+class FittedBaseline:
+    """A baseline with what was fitted of it.
+
+    Attributes:
+      kind: key of `RIVALS`.
+      families: parameters by family.
+    """
+
+    kind: str
+    families: dict[str, Any]
+
+    def covers(self, family: Family) -> bool:
+        """Families with fitted parameters."""
+        return family.network in self.families
+
+    def terms(
+        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
+    ) -> KernelTerms:
+        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing.
+
+        Args: as of `Predictor.terms`.
+        """
+        kernels = bounded(family, machine, batch)
+        return RIVALS[self.kind].equation(self.families[family.network], family, kernels, batch, isolated)
+
+
+# Gradient-boosted trees (`gbt`): what a table learner makes of the same inputs, without any physics of its own.
+#
+#     log t = Σ_trees leaf(inputs)
+#
+# Inputs are the family's shape features, the logarithms of every physical time the `mixture` mixes and of the roofline,
+# whether the kernel runs alone, and in a backward pass where that matters. LightGBM (extra `gbt`) fits the trees; the
+# forecast needs no library: trees are arrays, walked inside `jit`. Gradients: a sum of steps, so they are zero.
+# Source: Friedman, Annals of Statistics 2001; Ke et al., "LightGBM", NeurIPS 2017.
 
 TREES, LEAVES = 300, 31
 """Trees of a forest, and leaves of a tree, at most."""
@@ -52,40 +87,23 @@ class Forest:
     value: Float[Array, "tree node"]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class GBTPredictor:
-    """A forest for every family with measurements."""
-
-    families: dict[str, Forest] = field(default_factory=dict)
-
-    def covers(self, family: Family) -> bool:
-        """Families with a fitted forest."""
-        return family.network in self.families
-
-    def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
-        """Forecast kernels of one family. `relaxation` changes nothing.
-
-        Args: as of `Predictor.terms`.
-        """
-        log_s = walk(self.families[family.network], gbt_inputs(family, gpu_of(machine), batch, isolated))
-        return bounded(family, machine, batch).terms(jnp.exp(log_s))
+def _gbt(forest: Forest, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelTerms:
+    return kernels.terms(jnp.exp(walk(forest, gbt_inputs(family, kernels, batch, isolated))))
 
 
-def gbt_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
+def gbt_inputs(
+    family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated
+) -> Float[Array, "kernel feature"]:
     """Inputs of the trees: shape features, log physical times, log roofline, and whether a kernel runs alone.
 
     Which tiles the library launches counts where the kernels say whose library it is.
 
     Args:
       family: of all kernels; its work and tiles give the times.
-      gpu: its figures, scalars or arrays [kernel].
+      kernels: with their bounds; batch: the same kernels, their dims and dtypes.
       isolated: 1 for a kernel that runs alone; one answer, or [kernel].
     """
-    kernels = bounded(family, gpu, batch)
-    at = launched(gpu, family, kernels.work, kernels.peak, batch.dtype)
+    at = launched(kernels.gpu, family, kernels.work, kernels.peak, batch.dtype)
     columns = jnp.concatenate([*physical_times(at).values(), *most_times(at).values()], axis=1)
     roofline_s = kernels.bounds.roofline_s[:, None]
     alone = jnp.broadcast_to(jnp.asarray(isolated, dtype=float), roofline_s.shape[:1])[:, None]
@@ -123,27 +141,11 @@ def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array,
 # Source: Yu, Gao, Golikov, Pekhimenko, "Habitat", USENIX ATC 2021, section 3.4.
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class HabitatMLPPredictor:
-    """A network for every family with measurements."""
-
-    networks: dict[str, Network] = field(default_factory=dict)
-
-    def covers(self, family: Family) -> bool:
-        """Families whose network was trained."""
-        return family.network in self.networks
-
-    def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
-        """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing.
-
-        Args: as of `Predictor.terms`.
-        """
-        inputs = habitat_inputs(family, gpu_of(machine), batch, isolated)
-        log_s = jnp.mean(apply_network(self.networks[family.network], inputs), axis=0)[:, 0]
-        return bounded(family, machine, batch).terms(jnp.exp(log_s))
+def _habitat_mlp(
+    network: Network, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated
+) -> KernelTerms:
+    log_s = jnp.mean(apply_network(network, habitat_inputs(family, kernels.gpu, batch, isolated)), axis=0)[:, 0]
+    return kernels.terms(jnp.exp(log_s))
 
 
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
@@ -274,7 +276,7 @@ class WavePredictor:
 #     t = a · work + c                     per family and known GPU; work = FLOP of matrix products, bytes of the rest
 #     1 / a = p · bandwidth + q            over the known GPUs; on a new one t = work / (p · bandwidth + q)
 #
-# Two variants share this record (`LiLine`), and differ in how they are fitted (`training.evaluation.baselines`):
+# Two variants share this record (`LiLine`), and differ in how they are fitted (`training.evaluation.systems`):
 #
 # - `li-published`, as NeuSight's authors coded it: ordinary least squares on seconds, which the largest kernels decide;
 #   bandwidth for every family, so that the arithmetic peak plays no part; c = 0 on a new GPU.
@@ -303,32 +305,11 @@ class LiLine:
     floor_s: Float[Array, ""]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LiPredictor:
-    """A line for every family with measurements."""
-
-    families: dict[str, LiLine] = field(default_factory=dict)
-
-    def covers(self, family: Family) -> bool:
-        """Families with a line."""
-        return family.network in self.families
-
-    def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
-        """Forecast kernels of one family. `relaxation` changes nothing.
-
-        A line that falls to zero or below far from the known GPUs forecasts the speed of light.
-
-        Args: as of `Predictor.terms`.
-        """
-        gpu = gpu_of(machine)
-        line = self.families[family.network]
-        kernels = bounded(family, machine, batch)
-        rate = line.per_bandwidth * gpu.mem_bytes_per_s + line.per_peak * kernels.peak + line.offset
-        body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
-        return kernels.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
+def _li(line: LiLine, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelTerms:
+    rate = line.per_bandwidth * kernels.gpu.mem_bytes_per_s + line.per_peak * kernels.peak + line.offset
+    # A line that falls to zero or below far from the known GPUs forecasts the speed of light.
+    body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
+    return kernels.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
 
 
 def li_work(family: Family, batch: KernelBatch) -> Float[Array, " kernel"]:
@@ -352,52 +333,40 @@ class ThreeNumbers:
     log_floor_s: Float[Array, ""]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Roofline3Predictor:
-    """Three numbers for every family with measurements."""
-
-    families: dict[str, ThreeNumbers] = field(default_factory=dict)
-
-    def covers(self, family: Family) -> bool:
-        """Families with fitted numbers."""
-        return family.network in self.families
-
-    def terms(
-        self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
-        """Forecast kernels of one family; the floor is paid by isolated kernels only. `relaxation` changes nothing.
-
-        Args: as of `Predictor.terms`.
-        """
-        numbers = self.families[family.network]
-        kernels = bounded(family, machine, batch)
-        compute_s = kernels.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
-        memory_s = kernels.memory_s / jax.nn.sigmoid(numbers.raw_memory)
-        launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
-        return kernels.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
+def _roofline3(
+    numbers: ThreeNumbers, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated
+) -> KernelTerms:
+    compute_s = kernels.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
+    memory_s = kernels.memory_s / jax.nn.sigmoid(numbers.raw_memory)
+    launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
+    return kernels.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
 
 
-# Untrained baselines of a given size: the templates their checkpoints are read into.
+class Rival(NamedTuple):
+    """A fitted baseline.
 
-Families = Mapping[str, Family]
+    Attributes:
+      equation: its forecast of kernels.
+      untrained: parameters of a family with hidden layers of these sizes: the template a checkpoint is read into.
+    """
+
+    equation: Equation
+    untrained: Callable[[Family, tuple[int, ...]], Any]
+
+
 GPU_FIGURES = 4
 """GPU figures `habitat-mlp` sees; beside them and the dims, the element size and whether a kernel runs alone."""
 
 
-def _habitat_mlp(families: Families, hidden: tuple[int, ...]) -> Predictor:
-    key, sizes = jax.random.key(0), {name: len(family.dims) + 2 + GPU_FIGURES for name, family in families.items()}
-    return HabitatMLPPredictor(
-        {name: init_network(key, jnp.zeros((2, size)), hidden, 1, members=1) for name, size in sizes.items()}
-    )
+def _untrained_network(family: Family, hidden: tuple[int, ...]) -> Network:
+    inputs = jnp.zeros((2, len(family.dims) + 2 + GPU_FIGURES))
+    return init_network(jax.random.key(0), inputs, hidden, 1, members=1)
 
 
-TEMPLATES: dict[str, Callable[[Families, tuple[int, ...]], Predictor]] = {
-    "roofline3": lambda families, _: Roofline3Predictor({name: ThreeNumbers(*jnp.zeros(3)) for name in families}),
-    "li": lambda families, _: LiPredictor({name: LiLine(*jnp.zeros(4)) for name in families}),
-    "habitat-mlp": _habitat_mlp,
-    "gbt": lambda families, _: GBTPredictor(
-        {name: Forest(*jnp.zeros((5, TREES, 2 * LEAVES - 1))) for name in families}
-    ),
+RIVALS: dict[str, Rival] = {
+    "roofline3": Rival(_roofline3, lambda family, hidden: ThreeNumbers(*jnp.zeros(3))),
+    "li": Rival(_li, lambda family, hidden: LiLine(*jnp.zeros(4))),
+    "habitat-mlp": Rival(_habitat_mlp, _untrained_network),
+    "gbt": Rival(_gbt, lambda family, hidden: Forest(*jnp.zeros((5, TREES, 2 * LEAVES - 1)))),
 }
-"""Kind of a checkpoint's card -> template, from its families and hidden layers."""
+"""Fitted baselines by the kind in a checkpoint's card."""

@@ -109,7 +109,7 @@ def _memory() -> Check:
 
 
 def _free_bytes() -> float | None:
-    from neusight_jax.profiling.processor import available_bytes
+    from neusight_jax.profiling.machine import available_bytes
 
     return available_bytes()
 

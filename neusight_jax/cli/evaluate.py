@@ -74,14 +74,14 @@ def evaluate(
 
 def _by_protocol(protocol: str, baseline: Sequence[str], measurements: list[Path], **options: Any) -> Any:
     if protocol == "few-shot":
-        from neusight_jax.training.evaluation.few_shot import run_few_shot
+        from neusight_jax.training.evaluation.protocols import run_few_shot
 
         return run_few_shot(measurements, **options)
     if protocol in _OF_MODELS:
-        from neusight_jax.training.evaluation.models_protocol import run_models_protocol
+        from neusight_jax.training.evaluation.protocols import run_models_protocol
 
         return run_models_protocol(measurements, protocol, **options)
-    from neusight_jax.training.evaluation.protocol import run_protocol
+    from neusight_jax.training.evaluation.protocols import run_protocol
     from neusight_jax.training.evaluation.systems import chosen_systems
 
     systems, notes = chosen_systems(baseline, protocol)
@@ -135,10 +135,9 @@ def leaderboard(
         raise InputError("give one of --entry, --template, or EVALUATION... with --output; not two of them")
     if not measurements:
         raise InputError("--entry and --template need --measurements DIR, the folder whose rows are predicted")
-    from neusight_jax.training.evaluation import entry as entries
-    from neusight_jax.training.evaluation.leaderboard import read_board
+    from neusight_jax.training.evaluation import leaderboard as entries
 
-    others = read_board(board) if board.exists() or board != _BOARD else None
+    others = entries.read_board(board) if board.exists() or board != _BOARD else None
     devices = measured_devices(device, measurements) if device else None
     rows = entries.public_rows(measurements, split, devices, board=others, drop_invalid=drop_invalid)
     if template is not None:

@@ -81,7 +81,7 @@ def profile_model(
     `predict`. Training is the forward pass and all gradients, without an optimizer step: of a torch module's
     parameters, of the first argument of a JAX function. Compiled is jax.jit or torch.compile.
     """
-    from neusight_jax.profiling.model_run import EXECUTIONS, MODES, profile_models
+    from neusight_jax.profiling.models import EXECUTIONS, MODES, profile_models
 
     card = profile_models(
         models,

@@ -30,7 +30,7 @@ def scale_trace(
     """Forecast a measured run on other GPUs, kernel by kernel."""
     from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.records import schema
-    from neusight_jax.scaling.reading import read_trace
+    from neusight_jax.scaling.rules import read_trace
     from neusight_jax.scaling.rules import scale_trace as scale
 
     chosen: dict[str, str] = {}

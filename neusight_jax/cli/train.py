@@ -43,7 +43,7 @@ def train(
     from neusight_jax.training.fit import kept_steps
     from neusight_jax.training.power import RECIPE as POWER
     from neusight_jax.training.power import train_power
-    from neusight_jax.training.recipe import RECIPES
+    from neusight_jax.training.recipes import RECIPES
     from neusight_jax.training.recipes import train as train_recipe
     from neusight_jax.training.vendor import RECIPE as VENDOR
     from neusight_jax.training.vendor import train_vendor

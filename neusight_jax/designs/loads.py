@@ -29,9 +29,8 @@ from neusight_jax.model.latency import kernel_latency
 from neusight_jax.model.power import draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
-from neusight_jax.serving.capacity import capacity
 from neusight_jax.serving.choices import CLOSED_FORM
-from neusight_jax.serving.layouts import TENSOR
+from neusight_jax.serving.layouts import TENSOR, capacity
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
 from neusight_jax.serving.times import LEARNED, Engine, Options, engine_of, kernel_seconds, tabulated, usual_options

@@ -432,11 +432,11 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
             for name, points in architecture["points"].items()
         }
         return CalibratedPredictor(base, shapes)
-    from neusight_jax.baselines.rivals import TEMPLATES
+    from neusight_jax.baselines.rivals import RIVALS, FittedBaseline
 
-    if kind in TEMPLATES:
-        return TEMPLATES[kind](chosen, hidden)
-    raise unknown_name("predictor kind", kind, ("mixture", "neusight", "calibrated", *TEMPLATES))
+    if kind in RIVALS:
+        return FittedBaseline(kind, {name: RIVALS[kind].untrained(family, hidden) for name, family in chosen.items()})
+    raise unknown_name("predictor kind", kind, ("mixture", "neusight", "calibrated", *RIVALS))
 
 
 def _feature_count(family: Family) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from neusight_jax.baselines.rivals import GBTPredictor, HabitatMLPPredictor, LiPredictor, Roofline3Predictor
+from neusight_jax.baselines.rivals import RIVALS, FittedBaseline
 from neusight_jax.errors import InputError
 from neusight_jax.model.calibrated import CalibratedPredictor
 from neusight_jax.model.checkpoint import save_checkpoint
@@ -21,12 +21,8 @@ KINDS: dict[type, str] = {
     MixturePredictor: "mixture",
     CalibratedPredictor: "calibrated",
     NeuSightPredictor: "neusight",
-    HabitatMLPPredictor: "habitat-mlp",
-    LiPredictor: "li",
-    Roofline3Predictor: "roofline3",
-    GBTPredictor: "gbt",
 }
-"""What a card calls a predictor."""
+"""What a card calls a predictor; a fitted baseline says so itself."""
 
 
 def save_predictor(folder: str | os.PathLike[str], predictor: Predictor, card: Mapping[str, Any] | None = None) -> None:
@@ -44,11 +40,10 @@ def save_predictor(folder: str | os.PathLike[str], predictor: Predictor, card: M
 
 def _kind_and_sizes(predictor: Any) -> dict[str, Any]:
     """`kind` and `architecture` of a card."""
-    kind = KINDS.get(type(predictor))
+    kind = predictor.kind if isinstance(predictor, FittedBaseline) else KINDS.get(type(predictor))
     if kind is None:
-        raise InputError(
-            f"a {type(predictor).__name__} cannot be saved, expected one of kind {', '.join(KINDS.values())}"
-        )
+        kinds = ", ".join((*KINDS.values(), *RIVALS))
+        raise InputError(f"a {type(predictor).__name__} cannot be saved, expected one of kind {kinds}")
     base = getattr(predictor, "base", predictor)
     parts = getattr(base, "families", None) or getattr(base, "networks", {})
     leaves = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, Network))

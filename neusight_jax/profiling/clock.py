@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from neusight_jax.profiling.case import Case
 
@@ -94,10 +94,6 @@ class Sample:
     repeats: int
     launches: int
     calls: int
-
-    def to_row(self) -> dict[str, Any]:
-        """The timing as columns."""
-        return dict(vars(self))
 
 
 def spread(values: Sequence[float]) -> float:

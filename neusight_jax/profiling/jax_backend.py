@@ -34,7 +34,7 @@ from neusight_jax.profiling.case import (
     operands,
     own_operator,
 )
-from neusight_jax.profiling.processor import free_bytes, processor_name
+from neusight_jax.profiling.machine import free_bytes, processor_name
 
 _finished: Callable[[Any], Any] = jax.block_until_ready
 

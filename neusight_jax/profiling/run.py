@@ -23,10 +23,28 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, remove_folder, write_text_atomically
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
-from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts, make_backend
+from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts
 from neusight_jax.profiling.plans import planned
 from neusight_jax.progress import working
 from neusight_jax.units import GB
+
+BACKENDS: tuple[str, ...] = ("jax", "torch")
+
+
+def make_backend(name: str) -> Backend:
+    """A backend on the first device of this machine; `InputError` for an unknown name or a missing package."""
+    if name == "jax":
+        from neusight_jax.profiling.jax_backend import JaxBackend
+
+        return JaxBackend()
+    if name != "torch":
+        raise unknown_name("backend", name, BACKENDS)
+    try:
+        from neusight_jax.profiling.torch_backend import TorchBackend
+    except ImportError as error:
+        raise InputError(f"torch cannot be imported ({error}); `pip install '.[torch]'`") from None
+    return TorchBackend()
+
 
 # The data card of a profile: what was measured, on what, how, how much of it to trust; and the folder around it.
 
@@ -335,12 +353,12 @@ def _measured(
         del prepared  # its memory is needed for the next kernel
         gc.collect()
     row = {
-        **timings.to_row(),
+        **vars(timings),
         "disturbed": timings.loop_spread > DISTURBED,
         "sets": sets,
         "set_bytes": set_bytes,
         "beyond_cache": sets * set_bytes > cache_bytes,
-        **(readings[0] if readings else Reading()).to_row(),
+        **vars(readings[0] if readings else Reading()),
         "measured_at": now(),
     }
     return {"kernel": kernel, "row": row}
@@ -381,8 +399,8 @@ def _rates(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float, float
 def _checked(part: pd.DataFrame, machine: Machine) -> tuple[pd.DataFrame, list[dict[Any, Any]]]:
     """Rows of one operator that the reader takes, and those it would refuse (faster than light) with the reason."""
     op = str(part["op"].iloc[0])
-    checked = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))
-    reasons = dict(zip(checked.problems["row"], checked.problems["detail"], strict=True))
+    problems = check_rows(part, f"{op}.parquet", measured_on=(machine.name, machine.gpu))[1]
+    reasons = {int(problem["row"]): problem["detail"] for problem in problems.records}
     kernels = part[["op", "dtype", *schema.op_columns(op)]].to_dict("records")
-    refused = [{**kernels[int(row)], "reason": reason} for row, reason in reasons.items()]
-    return part[~checked.bad].reset_index(drop=True), refused
+    refused = [{**kernels[row], "reason": reason} for row, reason in reasons.items()]
+    return part[~problems.bad].reset_index(drop=True), refused

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from neusight_jax.kernels.collective import OPS as COLLECTIVE_OPS
 from neusight_jax.profiling.case import POINTWISE, POSITIVE, Case, operands, own_operator
-from neusight_jax.profiling.processor import free_bytes, processor_name
+from neusight_jax.profiling.machine import free_bytes, processor_name
 
 TORCH_DTYPES: dict[str, Any] = {
     **dict.fromkeys(("fp32", "tf32"), torch.float32),

@@ -17,13 +17,16 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
+from jaxtyping import ArrayLike
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.baselines.rivals import memory_boundedness, wave_ratio
+from neusight_jax.baselines.rivals import wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
 from neusight_jax.hardware.files import load_named_gpu
@@ -35,14 +38,18 @@ from neusight_jax.model.intervals import gpu_ratios
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.records import Result
-from neusight_jax.scaling.reading import read_trace
-from neusight_jax.scaling.trace import Launch, Measured, Trace
-from neusight_jax.scaling.work import dtype_of, figure, is_product, lacks_path, multiplies, product_peaks, work_of_item
+from neusight_jax.scaling.trace import PACKED, Launch, Measured, Trace, content_kind, is_product
 
-if TYPE_CHECKING:
-    import pandas as pd
+
+def figure(value: ArrayLike) -> float:
+    """A GPU figure as a number."""
+    return float(np.asarray(value))
+
+
+def product_peaks(gpu: GPU) -> dict[str, float]:
+    """Dtypes a GPU multiplies matrices in, and the peak of each, FLOP/s."""
+    return {dtype: float(peak) for dtype, peak in zip(DTYPES, np.asarray(gpu.matrix_paths()), strict=True) if peak > 0}
 
 
 # What a scaled run takes for granted, as notes: where it was measured, what names did not say, the checkpoint.
@@ -92,7 +99,7 @@ def assumed(
     """
     here, there = product_peaks(origin[1]), product_peaks(target[1])
     ruled = list(zip(items, rules, strict=True))
-    products = [item for item in items if multiplies(item)]
+    products = [item for item in items if item.multiplies]
     unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
     tf32 = [item for item in products if item.dtype == "tf32"]
     assumptions = {
@@ -101,13 +108,13 @@ def assumed(
         ],
         "products whose names say no dtype, taken to be fp32": [item for item in products if not item.dtype_said],
         f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone": [
-            item for item in products if lacks_path(item, here)
+            item for item in products if item.lacks_path(here)
         ],
         "products in tf32, taken to run in fp32 where a GPU has no tf32": []
         if {"tf32"} <= here.keys() & there.keys()
         else tf32,
     }
-    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and multiplies(item)]
+    forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and item.multiplies]
     notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
     notes += [f"{text}: {_share(which, items)}" for text, which in assumptions.items() if which]
     for name in dict.fromkeys((origin[0], target[0])):
@@ -230,7 +237,7 @@ def scaling(
     """
     rules, ratios = [""] * len(items), np.ones(len(items))
     peaks = product_peaks(origin.gpu)
-    work = [work_of_item(item, origin.gpu, peaks) for item in items]
+    work = [item.work_on(origin.gpu, peaks) for item in items]
     for at, (item, kernels) in enumerate(zip(items, work, strict=True)):
         if _covered(kernels, origin, target):
             rules[at] = "forecast" if item.kernels else "inferred"
@@ -246,7 +253,7 @@ def scaling(
                 deviation = math.log(item.seconds / (max(item.count, 1.0) * before[at]))
                 ratios[at] *= math.exp((share - 1.0) * min(max(deviation, -BELIEVED), BELIEVED))
         else:
-            rules[at], ratios[at] = _plain_rule(item, origin, target)
+            rules[at], ratios[at] = plain_rule(item, origin, target)
     return rules, ratios
 
 
@@ -262,35 +269,11 @@ def carried(origin: Machine, target: Machine) -> float:
     return FAR_CARRIED + (1.0 - FAR_CARRIED) * math.exp(-float(apart))
 
 
-def wave_scaling(items: Sequence[Measured], origin: Machine, target: Machine, *, general: bool = True) -> np.ndarray:
-    """Ratio of every item by Habitat's wave scaling alone, a baseline.
-
-    An item of several kernels is scaled by each, weighted with its roofline time on the origin. One of unknown work
-    goes by `_plain_rule`.
-
-    Args:
-      items: measured on the origin.
-      origin: where they were measured.
-      target: what they are scaled to.
-      general: whether kernels of known work go by the general equation, which counts whole waves; else by the
-        simplified.
-    Returns: seconds on the target over seconds on the origin [item].
-    """
-    ratios = np.ones(len(items))
-    for at, item in enumerate(items):
-        if not item.kernels:
-            ratios[at] = _plain_rule(item, origin, target)[1]
-            continue
-        parts = [_wave_of_work(kernel, item.dtype, origin.gpu, target.gpu, general) for kernel in item.kernels]
-        ratios[at] = sum(ratio * weight for ratio, weight in parts) / sum(weight for _, weight in parts)
-    return ratios
-
-
 def work_of(items: Sequence[Measured], origin: GPU) -> KernelTable:
     """Work of all items that have some, by shapes or by name and time on the origin, in its dtypes, as one table."""
     peaks = product_peaks(origin)
     return table_from_kernels(
-        replace(kernel, dtype=dtype_of(item, peaks)) for item in items for kernel in work_of_item(item, origin, peaks)
+        replace(kernel, dtype=item.dtype_on(peaks)) for item in items for kernel in item.work_on(origin, peaks)
     )
 
 
@@ -305,7 +288,7 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
     chosen = [at for at, kernels in enumerate(work) if kernels]
     if not chosen:
         return out
-    dtypes = {at: dtype_of(items[at], peaks) for at in chosen}
+    dtypes = {at: items[at].dtype_on(peaks) for at in chosen}
     products = [at for at in chosen if is_product(work[at])]
     # Asked before the forecast, so that the error says which products lack a path.
     for dtype in sorted({dtypes[at] for at in products}):
@@ -340,10 +323,10 @@ def run_energy(
     known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
     if not known:
         return 0.0, 0.0
-    work = [work_of_item(items[at], origin.gpu, here) for at in known]
+    work = [items[at].work_on(origin.gpu, here) for at in known]
     owner = np.repeat(np.arange(len(known)), [len(kernels) for kernels in work])
     table = table_from_kernels(
-        replace(kernel, count=1.0, dtype=dtype_of(items[at], there))
+        replace(kernel, count=1.0, dtype=items[at].dtype_on(there))
         for at, kernels in zip(known, work, strict=True)
         for kernel in kernels
     )
@@ -362,7 +345,7 @@ def run_energy(
     return joules, float(scaled_s[known].sum()) / kernels_s
 
 
-def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
+def plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
     """The rule of an item whose work is not known."""
     if item.kind in ("idle", "host"):
         return "none", 1.0
@@ -375,21 +358,56 @@ def _plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, 
     return "wave", float(wave_ratio(origin.gpu, target.gpu, gamma, item.launch.blocks, *resident))
 
 
-def _wave_of_work(kernel: Kernel, dtype: str, origin: GPU, target: GPU, general: bool) -> tuple[float, float]:
-    """Wave ratio of one kernel of known work, and its roofline time on the origin."""
-    family = FAMILIES[kernel.family]
-    dims = {name: jnp.array([float(kernel.dims[name])], jnp.float32) for name in family.dims}
-    work = family.work(dims, element_bytes(jnp.array([DTYPES.index(dtype)])))
-    flop, moved = float(work.flop[0]), float(work.bytes_moved[0])
+# `read_trace`: the one door for traces of all kinds, by name and by what the file holds.
 
-    def peak(gpu: GPU) -> float:
-        return float(peak_flop_per_s(gpu, family, jnp.array([DTYPES.index(dtype)]))[0])
+EXPECTED = "expected .json or .json.gz (PyTorch's or JAX's profiler), .csv (Nsight Systems, rocprof) or .parquet"
+_AS_CSV = "write it as CSV: `nsys stats --format csv --report cuda_gpu_trace FILE`"
+_ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys((".nsys-rep", ".qdrep", ".qdstrm"), f"a report of Nsight Systems; {_AS_CSV}"),
+    **dict.fromkeys((".sqlite", ".db"), f"a database; {_AS_CSV}, or `rocprofv3 --output-format csv`"),
+    ".ncu-rep": "a report of Nsight Compute, which times kernels one by one; record the run with Nsight Systems",
+    ".pb": "a profile in XProf's own format; give the *.trace.json.gz beside it",
+    **dict.fromkeys((".pickle", ".pkl"), "a memory snapshot, which has no times; record the run with torch.profiler"),
+}
+"""Suffix -> what such a file is and how to get what can be read."""
 
-    ridge = peak(target) / figure(target.mem_bytes_per_s)
-    gamma = memory_boundedness(jnp.asarray(flop / moved), jnp.asarray(ridge))
-    blocks = work.blocks[0, -1, 0] if general else None
-    roofline_s = max(flop / peak(origin), moved / figure(origin.mem_bytes_per_s))
-    return float(wave_ratio(origin, target, gamma, blocks)), roofline_s
+
+def read_trace(path: str | os.PathLike[str], origin: str = "", select: Mapping[str, str] | None = None) -> Trace:
+    """Read a trace.
+
+    Args:
+      path: the file; or the folder that `jax.profiler.trace` wrote.
+      origin: device of a per-operator table with several. select: column -> value, for one with several runs.
+    Raises: `InputError` for one that is not there, damaged or of another kind.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise InputError(f"{file}: no such file; expected a trace (.json, .json.gz), a CSV or a Parquet table")
+    suffix = "" if file.is_dir() else _suffix(file)
+    if suffix == ".parquet":
+        from neusight_jax.scaling.tables import read_per_op
+
+        return read_per_op(file, origin or None, select)
+    if suffix in (".csv", ".tsv"):
+        from neusight_jax.scaling.tables import read_kernel_csv
+
+        return read_kernel_csv(file)
+    kind = "json" if file.is_dir() else content_kind(file)
+    if kind == "sqlite" or suffix in _ELSEWHERE:
+        raise InputError(f"{file}: {_ELSEWHERE[suffix if suffix in _ELSEWHERE else '.sqlite']}")
+    if kind == "json" or suffix in (".json", ".trace"):
+        from neusight_jax.scaling.chrome import read_chrome
+
+        return read_chrome(file)
+    raise InputError(f"{file}: unknown kind of trace; {EXPECTED}")
+
+
+def _suffix(file: Path) -> str:
+    """Suffix of a file's name, that of what is packed where it is."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    while len(suffixes) > 1 and suffixes[-1] in PACKED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
 
 
 # `scale_trace`: a run measured on one GPU, forecast on others.
@@ -451,8 +469,6 @@ class ScaledRun(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per kind of launch."""
-        import pandas as pd
-
         return pd.DataFrame(self.columns)
 
     def most_expensive(self, count: int = 10) -> list[dict[str, Any]]:

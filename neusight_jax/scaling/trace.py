@@ -1,4 +1,4 @@
-"""Trace: what was measured on the origin, kernel by kernel, whatever file it came from."""
+"""Trace: what was measured on the origin, kernel by kernel, and its work, whatever file it came from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from typing import IO, Any, cast
 import numpy as np
 import pandas as pd
 
-from neusight_jax.arithmetic import DTYPES
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.errors import InputError, printable
-from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES, OPERATORS
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.scaling.names import read_name
 from neusight_jax.tables import check_regular
+
+USUAL_SHARE = 0.7
+"""Share of peak or bandwidth assumed when a size is inferred from a time."""
+USUAL_COLS = 1024.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,60 @@ class Measured:
         object.__setattr__(self, "name", printable(self.name))
         object.__setattr__(self, "operator", printable(self.operator))
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a matrix product, by its work or by its name."""
+        return is_product(self.kernels) or (not self.kernels and self.inferred in ("product", "vector"))
+
+    def dtype_on(self, peaks: Mapping[str, float]) -> str:
+        """Dtype it runs in on a GPU of these peaks of products: libraries take fp32 where there is no tf32.
+
+        Row-wise work in a dtype that this package, or some GPU, does not have counts as fp32: what it moves is known by
+        its time.
+        """
+        if self.dtype == "tf32" and "tf32" not in peaks:
+            return "fp32"
+        return self.dtype if (self.dtype in DTYPES and self.dtype != "fp64") or self.multiplies else "fp32"
+
+    def lacks_path(self, peaks: Mapping[str, float]) -> bool:
+        """Whether it is a product in a dtype that a GPU of these peaks, or this package, has no path for."""
+        return self.multiplies and self.dtype_on(peaks) not in peaks
+
+    def work_on(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
+        """Its work: by its shapes, else by its name and its time on the origin; nothing where that has no path for it.
+
+        Args:
+          origin: GPU it was measured on; peaks: of its products, FLOP/s by dtype.
+        """
+        if self.lacks_path(peaks):
+            return ()
+        return self.kernels or self._inferred(origin, peaks)
+
+    def _inferred(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
+        """Work of the kind its name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
+        seconds = self.seconds / max(self.count, 1.0)
+        if not self.inferred or not seconds > 0.0:
+            return ()
+        dtype = self.dtype_on(peaks)
+        if self.inferred == "product":
+            flop = USUAL_SHARE * peaks[dtype] * seconds
+            if self.tile is None or self.launch is None:
+                side = k = _usual_size((flop / 2.0) ** (1 / 3))
+            else:
+                area = self.launch.blocks * self.tile[0] * self.tile[1]
+                side, k = _usual_size(math.sqrt(area)), _usual_size(flop / (2.0 * area))
+            return (Kernel("linear", "linear", {"batch": 1, "m": side, "n": side, "k": k}),)
+        elements = USUAL_SHARE * float(np.asarray(origin.mem_bytes_per_s)) * seconds / dtype_bytes(dtype)
+        if self.inferred == "vector":  # the matrix is read once
+            side = _usual_size(math.sqrt(elements))
+            return (Kernel("linear", "linear", {"batch": 1, "m": 1, "n": side, "k": side}),)
+        for op, (family, operator) in OPERATORS.items():
+            if family.name == self.inferred and operator.sized:
+                return (Kernel(family.name, op, operator.sized(elements)),)
+        dims = {"rows": max(round(elements / 2.0 / USUAL_COLS), 1), "cols": USUAL_COLS, "reads": 1.0, "writes": 1.0}
+        ops = {"softmax": "softmax", "norm": "layernorm", "elementwise": "gelu", "memory": "copy"}
+        return (Kernel(self.inferred, ops[self.inferred], dims),)
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -100,6 +159,16 @@ class Trace:
         return float(sum(item.seconds for item in self.items))
 
 
+def is_product(kernels: Sequence[Kernel]) -> bool:
+    """Whether any kernel multiplies matrices."""
+    return any(FAMILIES[kernel.family].matrix for kernel in kernels)
+
+
+def _usual_size(size: float) -> int:
+    """A multiple of 16 elements, as sizes of models are: rows of products then begin where libraries want them."""
+    return 16 * max(round(size / 16.0), 1)
+
+
 def kernel_of_name(
     name: str,
     seconds: float,
@@ -121,7 +190,7 @@ def kernel_of_name(
     reading = read_name(name)
     if reading.kind == "unknown" and operator:
         reading = replace(read_name(operator.removeprefix("aten::")), dtype=reading.dtype)
-    product = any(FAMILIES[kernel.family].matrix for kernel in work)
+    product = is_product(work)
     attention = any(FAMILIES[kernel.family].generations == "attention" for kernel in work)
     multiplying = ("attention", "unknown") if attention else ("gemm", "moe", "unknown")
     fits = reading.kind in multiplying if product else reading.kind not in ("gemm", *MOVES)
@@ -288,7 +357,8 @@ def trace_of_kernels(
 
     Args:
       events: as `Events.frame`; `link` is what launched each. devices: GPU of every lane.
-      item: number of what ran and of what launched it, seconds, count -> `Measured`.
+      item: from the number of what ran (of `Events.names`), that of what launched it, the seconds of all alike launches
+        together and their count.
       account: what was left out so far. notes, gpus: of the trace.
     """
     # Events of no duration may well be alike, so only others count as written twice.

@@ -24,9 +24,8 @@ from neusight_jax.hardware.variant import figure as figure_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
-from neusight_jax.serving.disaggregated import disaggregated as pooled
-from neusight_jax.serving.disaggregated import sending
 from neusight_jax.serving.layouts import Replica, named_machines, replicas, vllm_command
+from neusight_jax.serving.pools import disaggregated as pooled
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, first_interval, steady
@@ -275,8 +274,7 @@ class _Served:
         _require_answer(answers, self.load)
         answers = ranked(answers, _by(prices))
         if engine_runs:
-            sent = sending(self.clusters, self.model)
-            answers = under_load(answers, tried, self.load, self.requests, sent)
+            answers = under_load(answers, tried, self.clusters, self.model, self.load, self.requests)
             answers = ranked([self.load.within_power(choice) for choice in answers], _by(prices))
             _require_answer(answers, self.load)
         return answers
@@ -382,9 +380,7 @@ def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice
     layout = replica.layout
     choice = ServingChoice(replica.gpu, layout.tensor, layout.expert)
     if replica.memory is not None:
-        parts = ("weights", "activations", "runtime", "cache_bytes", "mem_bytes")
-        memory = {name: getattr(replica.memory, name) for name in parts}
-        choice = replace(choice, memory=memory, requests_at_once=replica.memory.requests)
+        choice = replace(choice, memory=replica.memory.parts, requests_at_once=replica.memory.requests)
     if replica.times is None:
         return replace(choice, notes=(replica.reason,))
     requests, states = curve(replica, load)

@@ -1,4 +1,4 @@
-"""Layouts: how a replica of a model may be split over GPUs, and the step times of each on each machine."""
+"""Layouts: how a replica of a model may be split over GPUs, what of it fits, and its step times on each machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,75 @@ import numpy as np
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.decoder import read_decoder
+from neusight_jax.graph.graph import RUNTIME_BYTES
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
 from neusight_jax.hardware.files import load_named_cluster, load_named_gpu, load_named_server
+from neusight_jax.job.footprint import COMMUNICATION_BYTES
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.serving.capacity import Capacity, capacity
 from neusight_jax.serving.steady import Lengths
-from neusight_jax.serving.steps import Model, Points, Steps, axes, needed_paths, points, tabled
+from neusight_jax.serving.steps import (
+    Model,
+    Points,
+    Steps,
+    activation_bytes,
+    axes,
+    cache_bytes,
+    needed_paths,
+    points,
+    tabled,
+    weight_bytes,
+)
 from neusight_jax.serving.times import Engine, Options, Times, bounded_times
 
 TENSOR: tuple[int, ...] = (1, 2, 4, 8)
 """Ranks of a replica that are tried where nobody says."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Device memory of one rank, bytes; an estimate.
+
+    Attributes:
+      weights, activations, runtime: what an engine holds before any request.
+      cache_bytes: what is left for the KV cache; request_bytes: of a request of mean length; mem_bytes: of the GPU.
+    """
+
+    weights: float
+    activations: float
+    runtime: float
+    cache_bytes: float
+    request_bytes: float
+    mem_bytes: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by what holds them, and of the whole GPU."""
+        return {name: value for name, value in vars(self).items() if name != "request_bytes"}
+
+    @property
+    def requests(self) -> float:
+        """Requests of mean length that fit at once."""
+        return max(self.cache_bytes, 0.0) / self.request_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether one request fits."""
+        return self.requests >= 1.0
+
+
+def capacity(model: Model, layout: Parallelism, mem_bytes: float, options: Options, context: float) -> Capacity:
+    """Memory of one rank of a layout.
+
+    Args:
+      context: mean length of a sequence while it runs; longer ones borrow what shorter ones do not need.
+    """
+    weights = weight_bytes(model, layout)
+    activations = activation_bytes(model, layout, options.chunk_tokens)
+    runtime = RUNTIME_BYTES + COMMUNICATION_BYTES * (layout.gpus > 1)
+    left = mem_bytes * options.memory_share - weights - activations - runtime
+    (request,) = cache_bytes(model, layout, [max(int(context), 1)])
+    return Capacity(weights, activations, runtime, left, float(max(request, 1.0)), mem_bytes)
 
 
 @dataclass(frozen=True)
@@ -162,7 +220,7 @@ def replicas(
                     continue
                 paths = needed_paths(points_of(layout), cluster.gpu.paths)
                 written = steps_of(layout, domain, paths)
-                _check_paths(written, cluster, model)
+                cluster.gpu.peak_flop_per_s(model.dtypes.products)  # refuses what the GPU has no arithmetic for
                 yield replace(replica, times=bounded_times(predictor, cluster, written, engine))
             except InputError as error:
                 yield replace(replica, reason=str(error))
@@ -174,8 +232,3 @@ def _too_large(memory: Capacity) -> str:
         f"does not fit: one request needs {needed / 1e9:.1f} GB a GPU, of {memory.mem_bytes / 1e9:.1f} GB the engine "
         "may take its share"
     )
-
-
-def _check_paths(written: Steps, cluster: Cluster, model: Model) -> None:
-    """`InputError` where the GPU lacks the arithmetic of the model's products."""
-    cluster.gpu.peak_flop_per_s(model.dtypes.products)

@@ -1,4 +1,4 @@
-"""Pools: prompts on some replicas, answers on others (disaggregated prefill and decode), in steady state.
+"""Pools: prompts on some replicas, answers on others (disaggregated prefill and decode), and how many of each.
 
 Prompts queue at n_p replicas that do nothing else; the KV cache of each is sent whole to one of n_d replicas that only
 decode. With P(g) the steps of g prompts that share them, at most G, K the seconds of the transfer, D(b) a decode step
@@ -15,9 +15,11 @@ No prompt delays a decode step, which is what the second pool is for.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import jax
@@ -25,14 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
+from neusight_jax.hardware.cluster import Cluster
+from neusight_jax.hardware.prices import Prices
 from neusight_jax.model.programs import one_shot
-from neusight_jax.serving.steady import Z95, Demand, Steady, Wait, waiting
-from neusight_jax.serving.times import Times
+from neusight_jax.serving.choices import Load, ServingChoice
+from neusight_jax.serving.layouts import TENSOR, Replica
+from neusight_jax.serving.power import powered
+from neusight_jax.serving.steady import PERCENTILES, Z95, Demand, Steady, Wait, demand, first_interval, waiting
+from neusight_jax.serving.steps import Model, cache_bytes
+from neusight_jax.serving.times import Times, stacked
 
 ITERATIONS = 48
 """Of the life of a request; each brings it nearer by a half or more."""
 FULL = 0.999
 """Most share of its time that a pool is busy."""
+MOST_GPUS = 100_000
+"""Of one type, where nobody says."""
 
 
 def pools(
@@ -116,29 +126,178 @@ def _states(prefill: Any, decode: Any, request: Demand, load: Any, rest: Any) ->
     return jax.tree.leaves(jax.vmap(one)(prefill, decode))
 
 
+def link_bytes_per_s(cluster: Cluster, gpus: int) -> float:
+    """Rate of one GPU to one of the other pool: within a domain of fast links that holds both pools, else between."""
+    topology = cluster.topology
+    if gpus <= (topology.gpus_per_domain or TENSOR[-1]):
+        return float(np.asarray(topology.link_bytes_per_s)) * float(np.asarray(topology.pair_share))
+    return float(np.asarray(topology.crossing_bytes_per_s))
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Two kinds of replicas as what a load is put on.
+    """Replicas that prefill and others that decode, under a load.
+
+    Every rank sends its share of a prompt's KV cache at once; the fewer ranks, the more has each.
 
     Attributes:
-      prefill, decode: their times, stacked [middle, low, high of the kernels].
-      asked: a demand; load: users, or requests a second.
-      transfer_s: of a prompt's KV cache, by how many replicas there are of each.
-      most: requests that decode at once on one replica.
+      prefill: a replica with step times; its options say how prompts are cut into chunks.
+      decode: likewise, of the same GPU.
+      cluster: whose links the KV cache goes over; model: whose KV cache it is.
+      load: lengths, targets, and users or requests a second.
     """
 
-    prefill: Times
-    decode: Times
-    asked: Demand
-    load: float
-    transfer_s: Callable[[int, int], float]
-    most: float
+    prefill: Replica
+    decode: Replica
+    cluster: Cluster
+    model: Model
+    load: Load
 
-    def at(self, prefill: int, decode: int) -> Steady:
-        """The steady states of so many replicas [bound]."""
-        rest = tuple(map(np.float32, (self.transfer_s(prefill, decode), self.most, prefill, decode)))
-        fields = _states(self.prefill, self.decode, self.asked, np.float32(self.load), rest)
+    def gpus(self, first: int, after: int) -> int:
+        """GPUs of so many replicas of each."""
+        return first * self.prefill.layout.gpus + after * self.decode.layout.gpus
+
+    def cache(self, tokens: int) -> tuple[float, int]:
+        """Bytes of the KV cache of so many tokens on the rank that has most, and how many ranks send."""
+        layouts = self.prefill.layout, self.decode.layout
+        held, ranks = max((cache_bytes(self.model, layout, [tokens])[0], -layout.gpus) for layout in layouts)
+        return float(held), -ranks
+
+    def link_bytes_per_s(self, first: int, after: int) -> float:
+        """Rate of one rank, where there are so many replicas of each."""
+        return link_bytes_per_s(self.cluster, self.gpus(first, after))
+
+    def transfer_s(self, first: int, after: int) -> float:
+        """Seconds that a prompt's KV cache takes."""
+        rate, (sent, _) = self.link_bytes_per_s(first, after), self._prompt_cache
+        return sent / rate if rate > 0.0 else math.inf
+
+    @functools.cached_property
+    def _prompt_cache(self) -> tuple[float, int]:
+        return self.cache(max(int(self.load.lengths.input_tokens), 1))
+
+    @functools.cached_property
+    def _times(self) -> tuple[Times, Times]:
+        """Times of both, stacked [middle, low, high of the kernels]."""
+        assert self.prefill.times is not None
+        assert self.decode.times is not None
+        return stacked(self.prefill.times), stacked(self.decode.times)
+
+    @property
+    def amount(self) -> float:
+        """The load: users, or requests a second."""
+        return float(self.load.users if self.load.users is not None else self.load.rate or 0.0)
+
+    def at(self, first: int, after: int, amount: float | None = None) -> Steady:
+        """The steady states of so many replicas of each [bound], under the load or another amount of it."""
+        request = demand(self.load.lengths, self.prefill.options, poisson=self.load.rate is not None)
+        rest = tuple(map(np.float32, (self.transfer_s(first, after), self.decode.most, first, after)))
+        fields = _states(*self._times, request, np.float32(self.amount if amount is None else amount), rest)
         return Steady(*map(np.asarray, fields))
+
+    def meets(self, first: int, after: int, bound: int = 0, amount: float | None = None) -> tuple[bool, bool]:
+        """Whether the first token is in time, and whether further ones are and every request finds room.
+
+        Args:
+          first, after: replicas that prefill, and that decode.
+          bound: 0 = the middle of the kernels' intervals, 1 = their low ends, 2 = their high ends.
+          amount: users, or requests a second, in place of the load's.
+        """
+        states, load = self.at(first, after, amount), self.load
+        # The closed form cuts the load where a pool is full, so a full pool has no room.
+        room = states.batch[bound] <= 0.999 * self.decode.most * after or states.batch[bound] <= after
+        timely = states.ttft(load.percentile)[bound] <= load.ttft_s and math.isfinite(states.ttft_s[bound])
+        return bool(timely), bool(room and states.tpot(load.percentile)[bound] <= load.tpot_s)
+
+    def fewest(self, bound: int = 0) -> tuple[int, int] | None:
+        """The fewest replicas of each that carry the load, at the middle or an end of the kernels' intervals."""
+        most = min(self.load.max_gpus, MOST_GPUS)
+        meets = functools.cache(lambda first, after: self.meets(first, after, bound))
+        # A target that one request alone misses is met by no number of replicas.
+        alone = min(self.amount, 1.0 if self.load.users is not None else 1e-6)
+        if not all(self.meets(1, 1, bound, alone)):
+            return None
+        return fewest(
+            lambda first, after: meets(first, after)[0],
+            lambda first, after: meets(first, after)[1],
+            lambda first, after: self.gpus(first, after) <= most,
+        )
+
+    def most(self, counts: tuple[int, int]) -> float:
+        """The largest load of these replicas within the targets, to a percent."""
+        low, high = self.amount, 2.0 * self.amount
+        while all(self.meets(*counts, amount=high)) and high < 1e9:
+            low, high = high, 2.0 * high
+        while high > 1.01 * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if all(self.meets(*counts, amount=middle)) else (low, middle)
+        return low
+
+    def choice(self, counts: tuple[int, int], prices: Prices | None) -> ServingChoice:
+        """An answer of so many replicas of each."""
+        prefill, decode, load = self.prefill, self.decode, self.load
+        states, gpus, key = self.at(*counts), self.gpus(*counts), load.percentile
+        ends = [self.fewest(bound) for bound in (1, 2)]
+        sizes = [self.gpus(*end) if end else math.inf for end in ends]
+        first, further = first_interval(*states.ttft(key)), states.tpot(key)[1:]
+        intervals: dict[str, Any] = {"ttft_s": tuple(map(float, first)), "tpot_s": tuple(map(float, further))}
+        intervals["gpus"] = (min(*sizes, gpus), max(*sizes, gpus))
+        rate, most = float(states.rate[0]), self.most(counts)
+        life_s = float(states.ttft_s[0] + (load.lengths.output_tokens - 1.0) * states.tpot_s[0])
+        price = prices.of(decode.gpu) if prices is not None else None
+        costs: dict[str, float] = {}
+        if price is not None:
+            costs = load.costs(gpus * price, rate, counts[0] * prefill.layout.gpus / gpus)
+            intervals["cost"] = tuple(costs["tokens"] * count / gpus for count in intervals["gpus"])
+        assert decode.memory is not None
+        sent = {"replicas": counts[0], "transfer_s": self.transfer_s(*counts)}
+        choice = ServingChoice(
+            decode.gpu,
+            decode.layout.tensor,
+            decode.layout.expert,
+            replicas=counts[1],
+            gpus=gpus,
+            ttft_s={f"p{percentile:g}": float(states.ttft(percentile)[0]) for percentile in PERCENTILES},
+            tpot_s={f"p{percentile:g}": float(states.tpot(percentile)[0]) for percentile in PERCENTILES},
+            intervals=intervals,
+            max_users=int(most if load.users is not None else most * life_s),
+            max_rate=most if load.rate is not None else most / life_s,
+            tokens_per_s_gpu=rate * load.lengths.output_tokens / gpus,
+            memory=decode.memory.parts,
+            requests_at_once=decode.memory.requests,
+            costs=costs,
+            prefill={"tensor": prefill.layout.tensor, "expert": prefill.layout.expert, **sent},
+        )
+        return powered(choice, load, decode, prefill)
+
+
+def disaggregated(
+    replicas: Sequence[Replica], clusters: Mapping[str, Cluster], model: Model, load: Load, prices: Prices | None
+) -> list[ServingChoice]:
+    """The best pools of every GPU, those with the fewest GPUs that carry a load within the targets.
+
+    A GPU on which no pools do is left out.
+
+    Args:
+      replicas: that may be either pool; those without step times are left out.
+      clusters: machines by the name of their GPU.
+      model: as the engine loads it.
+      load: what is asked.
+      prices: of an hour of one GPU; None = no costs.
+    """
+    out = []
+    for gpu, cluster in clusters.items():
+        usable = [replica for replica in replicas if replica.gpu == gpu and replica.times is not None]
+        pairings = []
+        for prefill, decode in product(usable, usable):
+            pair = Pair(prefill, decode, cluster, model, load)
+            if math.isfinite(pair.transfer_s(1, MOST_GPUS)) and (counts := pair.fewest()):
+                size = pair.gpus(*counts), float(pair.at(*counts).ttft(load.percentile)[0])
+                pairings.append((size, pair, counts))
+        if pairings:
+            _, pair, counts = min(pairings, key=lambda pairing: pairing[0])
+            out.append(pair.choice(counts, prices))
+    return out
 
 
 def fewest(

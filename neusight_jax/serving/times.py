@@ -219,20 +219,12 @@ class Times:
         step = self._step(decode, context, chunk, start, guesses, prompts)
         return self._settled(*step)[0] if self.held else step[0]
 
-    def step_j(
-        self,
-        decode: ArrayLike,
-        context: ArrayLike,
-        chunk: ArrayLike = 0.0,
-        start: ArrayLike = 0.0,
-        guesses: ArrayLike = 0.0,
-        prompts: ArrayLike = 1.0,
-    ) -> Array:
+    def step_j(self, *sizes: ArrayLike, **more: ArrayLike) -> Array:
         """Joules of one GPU of the step that `step_s` has the seconds of, the host's time within it included.
 
         Args: as `step_s`; needs `drawn`.
         """
-        return self._settled(*self._step(decode, context, chunk, start, guesses, prompts))[1]
+        return self._settled(*self._step(*sizes, **more))[1]
 
     @property
     def held(self) -> bool:
@@ -243,10 +235,10 @@ class Times:
         self,
         decode: ArrayLike,
         context: ArrayLike,
-        chunk: ArrayLike,
-        start: ArrayLike,
-        guesses: ArrayLike,
-        prompts: ArrayLike,
+        chunk: ArrayLike = 0.0,
+        start: ArrayLike = 0.0,
+        guesses: ArrayLike = 0.0,
+        prompts: ArrayLike = 1.0,
     ) -> tuple[Array, _Drawing]:
         axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)

@@ -8,21 +8,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
+from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import Replica
-from neusight_jax.serving.pools import fewest
+from neusight_jax.serving.pools import Pair, fewest
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import PACKAGE, VERSION, Prefill, Run, Trace, run
+from neusight_jax.serving.steps import Model
 
 METHOD = f"{PACKAGE} {VERSION}: its scheduler on a virtual clock, with step times forecast here"
 LAYOUTS = 2
 """Of each GPU, the best by the estimate are run."""
 MOST_GROWTH = 4
 """Times the GPUs of the estimate that pools may grow to."""
-Sending: TypeAlias = Callable[[Replica, Replica, int], tuple[float, float]]
 TRIES = 10
 """Most runs of one layout."""
 
@@ -30,14 +31,19 @@ TRIES = 10
 def under_load(
     choices: Sequence[ServingChoice],
     tried: Mapping[tuple[str, int, int], Replica],
+    clusters: Mapping[str, Cluster],
+    model: Model,
     load: Load,
     trace: Trace | None,
-    sending: Sending,
 ) -> list[ServingChoice]:
     """Choices in the order of the estimate, the first of each GPU as the engine answers them, several at a time.
 
     Args:
-      sending: of a replica that prefills, one that decodes and all GPUs: `token_bytes` and `bytes_per_s` of `Prefill`.
+      choices: of the estimate.
+      tried: replicas by GPU, tensor and expert ranks.
+      clusters: machines by the name of their GPU.
+      model: as the engine loads it.
+      load: what is asked; trace: the requests, where they are not drawn.
     """
     seen: dict[str, int] = {}
 
@@ -52,7 +58,7 @@ def under_load(
         if not choice.prefill:
             return lambda: _measured(choice, replica, load, trace)
         prefill = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
-        return lambda: _pools(choice, prefill, replica, load, trace, sending)
+        return lambda: _pools(choice, Pair(prefill, replica, clusters[choice.gpu], model, load), trace)
 
     threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
     try:
@@ -97,21 +103,18 @@ def _none(choice: ServingChoice, what: str, outcome: Run, load: Load) -> Serving
     return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
 
 
-def _pools(
-    choice: ServingChoice, prefill: Replica, decode: Replica, load: Load, trace: Trace | None, sending: Sending
-) -> ServingChoice:
+def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None) -> ServingChoice:
     """A choice of two pools as the engine runs it, each with the fewest replicas that meet its target."""
+    prefill, decode, load = pair.prefill, pair.decode, pair.load
     assert prefill.times is not None
     assert decode.times is not None
     first_times, times, key = prefill.times[0], decode.times[0], f"p{load.percentile:g}"
-
-    def gpus(first: int, after: int) -> int:
-        return first * prefill.layout.gpus + after * decode.layout.gpus
+    held, ranks = pair.cache(1024)
 
     @functools.cache
     def of(first: int, after: int) -> Run:
-        token_bytes, rate = sending(prefill, decode, gpus(first, after))
-        pool = Prefill(first_times, _held(prefill, load), first, token_bytes, rate)
+        rate = ranks * pair.link_bytes_per_s(first, after)
+        pool = Prefill(first_times, _held(prefill, load), first, held / 1024 * ranks, rate)
         pools: dict[str, Any] = {"workers": after, "prefill": pool}
         traffic: dict[str, Any] = {"lengths": load.lengths, "users": load.users, "rate": load.rate}
         traffic = {"trace": trace.path} if trace is not None else traffic
@@ -119,16 +122,16 @@ def _pools(
 
     counts = int(choice.prefill["replicas"]), choice.replicas or 1
     fleet = fewest(
-        lambda *pair: of(*pair).ttft_s[key] <= load.ttft_s,
-        lambda *pair: of(*pair).tpot_s[key] <= load.tpot_s,
-        lambda *pair: gpus(*pair) <= min(load.max_gpus, MOST_GROWTH * gpus(*counts)),
+        lambda *tried: of(*tried).ttft_s[key] <= load.ttft_s,
+        lambda *tried: of(*tried).tpot_s[key] <= load.tpot_s,
+        lambda *tried: pair.gpus(*tried) <= min(load.max_gpus, MOST_GROWTH * pair.gpus(*counts)),
         counts,
     )
     if fleet is None:
         return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
     sent = {**choice.prefill, "replicas": fleet[0]}
     changed = replace(choice, prefill=sent, replicas=fleet[1])
-    answered = _answered(changed, fleet[1], of(*fleet), load, whole=True, gpus=gpus(*fleet))
+    answered = _answered(changed, fleet[1], of(*fleet), load, whole=True, gpus=pair.gpus(*fleet))
     return powered(answered, load, decode, prefill)
 
 

@@ -8,16 +8,34 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
+from jaxtyping import PRNGKeyArray
+from scipy.optimize import nnls
 
 import neusight_jax
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.baselines import load_baseline
+from neusight_jax.baselines.rivals import (
+    LEAVES,
+    MAX_DEPTH,
+    TREES,
+    FittedBaseline,
+    Forest,
+    LiLine,
+    MeasuredKernels,
+    ThreeNumbers,
+    WavePredictor,
+    gbt_inputs,
+    habitat_inputs,
+    li_work,
+)
 from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import refuse_existing
@@ -25,23 +43,182 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.heads import TileChoice, init_tile_choice
-from neusight_jax.model.predictor import Predictor, RooflinePredictor
+from neusight_jax.model.network import Network, init_network
+from neusight_jax.model.predictor import Predictor, RooflinePredictor, bounded
+from neusight_jax.model.roofline import peak_flop_per_s
 from neusight_jax.training.data import NETWORKS, Rows, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation.baselines import (
-    HabitatMLPKind,
-    fit_gbt,
-    fit_li,
-    fit_published_li,
-    wave_predictors,
-)
-from neusight_jax.training.fit import Job, Kind, Sample, Settings, fit, row_features, sample_of, settings_for
+from neusight_jax.training.fit import Job, Settings, fit, row_features, sample_of, settings_for
 from neusight_jax.training.objectives import (
+    BaselineObjective,
+    LatencyKind,
     MixtureObjective,
     NeuSightObjective,
-    Roofline3Objective,
     TileObjective,
     effect_penalties,
 )
+
+# Fits of the baselines: lines (`li`), Habitat's network, the table of wave scaling, and boosted trees (`gbt`).
+
+HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
+"""Hidden layers of the baselines that have some."""
+GBT_SETTINGS: dict[str, Any] = {
+    "objective": "l1",  # the log error's absolute value, as the other systems are fitted
+    "num_leaves": LEAVES,
+    "max_depth": MAX_DEPTH,
+    "learning_rate": 0.05,
+    "min_data_in_leaf": 40,
+    "feature_fraction": 0.7,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "verbosity": -1,
+    "deterministic": True,
+    "num_threads": 2,
+}
+
+
+def fit_li(rows: Rows, seed: int) -> Predictor:
+    """The mended variant of `baselines.li`: relative errors, floors, slopes on the rate that bounds the family."""
+    line = _lines(rows, relative=True)
+    on_peak = rows.family.matrix
+    rates = (line["peak"] if on_peak else line["bandwidth"]).to_numpy()
+    scale = rates.max()
+    weight = 1.0 / line["inverse_slope"].to_numpy()  # relative errors again
+    design = np.stack([rates / scale, np.ones_like(rates)], axis=1) * weight[:, None]
+    if len(rates) == 1:
+        design[:, 1] = 0.0  # one GPU says nothing of the offset
+    (per_rate, offset), _ = nnls(design, np.ones_like(rates))
+    p, floor_s = per_rate / scale, float(line["intercept"].clip(lower=0.0).median())
+    return _li(rows.family, 0.0 if on_peak else p, p if on_peak else 0.0, offset, floor_s)
+
+
+def fit_published_li(rows: Rows, seed: int) -> Predictor:
+    """The variant as NeuSight's authors coded it: least squares on seconds, bandwidth alone, no intercept."""
+    line = _lines(rows, relative=False)
+    bandwidths, inverse_slopes = line["bandwidth"].to_numpy(), line["inverse_slope"].to_numpy()
+    design = np.stack([bandwidths, np.ones_like(bandwidths)], axis=1)
+    if len(bandwidths) == 1:
+        design[:, 1] = 0.0
+    (p, q), *_ = np.linalg.lstsq(design / bandwidths.max(), inverse_slopes / bandwidths.max())
+    return _li(rows.family, p, 0.0, q, 0.0)
+
+
+def _li(family: Family, per_bandwidth: float, per_peak: float, offset: float, floor_s: float) -> Predictor:
+    values = (jnp.asarray(value, jnp.float32) for value in (per_bandwidth, per_peak, offset, floor_s))
+    return FittedBaseline("li", {family.network: LiLine(*values)})
+
+
+def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
+    """t = a · work + c on every GPU with isolated rows, by least squares on seconds or on relative errors.
+
+    With relative errors a and c are kept at or above zero, as a time and a floor are.
+    Returns: one row a GPU: inverse_slope (1 / a, work per second), intercept (c, seconds), bandwidth and peak.
+    """
+    rows = rows.take(rows.isolated > 0.5)
+    sample = sample_of(rows, seen=False)
+    work = np.asarray(li_work(rows.family, sample.batch), np.float64)
+    peaks = np.asarray(peak_flop_per_s(sample.gpu, rows.family, sample.batch.dtype), np.float64)
+    bandwidths = np.asarray(sample.gpu.mem_bytes_per_s, np.float64)
+    lines = []
+    for position in np.unique(rows.device):
+        mine = rows.device == position
+        x, y = work[mine], rows.seconds[mine].astype(np.float64)
+        scale = x.max()
+        design = np.stack([x / scale, np.ones_like(x)], axis=1)
+        if relative:
+            (slope, intercept), _ = nnls(design / y[:, None], np.ones_like(y))
+        else:
+            slope, intercept = np.linalg.lstsq(design, y)[0]
+        lines.append((scale / slope, intercept, bandwidths[mine][0], peaks[mine][0]))
+    return pd.DataFrame(lines, columns=["inverse_slope", "intercept", "bandwidth", "peak"])
+
+
+def start_roofline3(key: PRNGKeyArray, family: Family, rows: Rows) -> ThreeNumbers:
+    """Efficiencies 0.73 and a floor of 25 us."""
+    return ThreeNumbers(jnp.ones(()), jnp.ones(()), jnp.log(25e-6))
+
+
+def start_habitat_mlp(key: PRNGKeyArray, family: Family, rows: Rows) -> Network:
+    """A network normalised to the rows, that starts at their geometric mean."""
+    sample = sample_of(rows, seen=False)
+    inputs = habitat_inputs(family, sample.gpu, sample.batch, sample.isolated)
+    network = init_network(key, inputs, HIDDEN["habitat-mlp"], 1, members=1)
+    *biases, last = network.parameters["biases"]
+    start = (*biases, last + jnp.mean(sample.log_seconds))
+    return replace(network, parameters={**network.parameters, "biases": start})
+
+
+def wave_predictors(rows: Rows, *, general: bool) -> Sequence[Predictor]:
+    """Wave scaling from every GPU of the rows as the origin, in their order."""
+    isolated = rows.take(rows.isolated > 0.5)
+    return [_wave_predictor(isolated, position, general) for position in np.unique(rows.device)]
+
+
+def _wave_predictor(rows: Rows, position: int, general: bool) -> Predictor:
+    device_rows = rows.take(rows.device == position)
+    measured = MeasuredKernels(
+        dims=jnp.stack([jnp.asarray(device_rows.batch.dims[name]) for name in rows.family.dims], axis=1),
+        op=jnp.asarray(device_rows.batch.op),
+        dtype=jnp.asarray(device_rows.batch.dtype),
+        seconds=jnp.asarray(device_rows.seconds),
+    )
+    origin = jax.tree.map(lambda column: jnp.asarray(column)[position], rows.gpus)
+    return WavePredictor(origin, {rows.family.name: measured}, general)
+
+
+def fit_gbt(rows: Rows, seed: int) -> Predictor:
+    """Trees for the log of the measured time, every GPU with equal weight, by LightGBM.
+
+    (Not scikit-learn: LightGBM needs NumPy and SciPy only, both there with JAX, and is one wheel of a few MB.)
+
+    Raises: `InputError` when LightGBM is not installed.
+    """
+    try:
+        import lightgbm
+    except (ImportError, OSError) as error:  # not installed, or without the libraries it links to
+        raise InputError(f"the gbt baseline needs lightgbm ({error}); from the clone: `pip install '.[gbt]'`") from None
+    sample = sample_of(rows, seen=False)
+    prepared = jax.jit(
+        lambda: gbt_inputs(rows.family, bounded(rows.family, sample.gpu, sample.batch), sample.batch, sample.isolated)
+    )
+    inputs = np.asarray(prepared(), np.float64)
+    counts = np.bincount(rows.device, minlength=len(rows.devices))
+    data = lightgbm.Dataset(inputs, np.log(rows.seconds), weight=1.0 / counts[rows.device])
+    booster = lightgbm.train({**GBT_SETTINGS, "seed": seed}, data, num_boost_round=TREES)
+    return FittedBaseline("gbt", {rows.family.network: forest_arrays(booster.dump_model()["tree_info"])})
+
+
+def forest_arrays(trees: list[dict[str, Any]]) -> Forest:
+    """LightGBM's dumped trees as a `Forest`, padded to `TREES` trees of equal size.
+
+    Thresholds are rounded down to float32, so that float32 inputs fall on the side they fell on in float64.
+    """
+    nodes, count = 2 * LEAVES - 1, max(TREES, len(trees))
+    columns = {
+        name: np.zeros((count, nodes), np.float32) for name in ("feature", "threshold", "left", "right", "value")
+    }
+    # A leaf is its own child, so that all trees can be walked as many steps down, past the leaf that is reached.
+    for position, tree in enumerate(trees):
+        free = iter(range(1, nodes))
+        queue = [(0, tree["tree_structure"])]
+        while queue:
+            at, node = queue.pop()
+            if "leaf_value" in node:
+                children, cells = (at, at), {"value": node["leaf_value"]}
+            else:
+                children = (next(free), next(free))
+                cells = {"feature": node["split_feature"], "threshold": _rounded_down(node["threshold"])}
+                queue += list(zip(children, (node["left_child"], node["right_child"]), strict=True))
+            for name, cell in {**cells, "left": children[0], "right": children[1]}.items():
+                columns[name][position, at] = cell
+    return Forest(**{name: jnp.asarray(cells) for name, cells in columns.items()})
+
+
+def _rounded_down(value: float) -> np.float32:
+    near = np.float32(value)
+    return near if near <= value else np.nextafter(near, np.float32(-np.inf))
+
+
+# The systems.
 
 TILE_SETTINGS = Settings(steps=400)
 ROWS_PER_DEVICE = 6000
@@ -74,14 +251,6 @@ class System(Protocol):
         ...
 
 
-class PredictorKind(Kind, Protocol):
-    """A kind of the fitting loop that forecasts a latency."""
-
-    def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
-        """The predictor of one family, with the device effects of the sample's rows."""
-        ...
-
-
 @dataclass(frozen=True)
 class GradientSystem:
     """A kind of the fitting loop; all jobs run together.
@@ -91,7 +260,7 @@ class GradientSystem:
       settings: from the family to those of the optimizer.
     """
 
-    kind: Callable[[Any, Rows], PredictorKind]
+    kind: Callable[[Any, Rows], LatencyKind]
     settings: Callable[[Family], Settings]
 
     def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
@@ -155,8 +324,6 @@ class WaveSystem:
         return out
 
 
-HIDDEN: dict[str, tuple[int, ...]] = {"neusight": (64, 64, 64), "habitat-mlp": (64, 64, 64, 64)}
-"""Hidden layers of the baselines that have some."""
 SYSTEMS: dict[str, System] = {
     "mixture": GradientSystem(
         lambda tile, rows: MixtureObjective(tile, penalties=effect_penalties(rows)), settings_for
@@ -166,12 +333,13 @@ SYSTEMS: dict[str, System] = {
     ),
     "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
     "roofline3": GradientSystem(
-        lambda tile, rows: Roofline3Objective(), lambda _: Settings(steps=400, learning_rate=0.05)
+        lambda tile, rows: BaselineObjective("roofline3", start_roofline3),
+        lambda _: Settings(steps=400, learning_rate=0.05),
     ),
     "li": JobSystem(fit_li),
     "li-published": JobSystem(fit_published_li),
     "habitat-mlp": GradientSystem(
-        lambda tile, rows: HabitatMLPKind(HIDDEN["habitat-mlp"]), lambda _: Settings(steps=1500)
+        lambda tile, rows: BaselineObjective("habitat-mlp", start_habitat_mlp), lambda _: Settings(steps=1500)
     ),
     "habitat-wave": WaveSystem(general=True),
     "habitat-wave-simplified": WaveSystem(general=False),
@@ -195,9 +363,9 @@ def chosen_systems(baselines: Sequence[str], protocol: str = "") -> tuple[tuple[
     Returns: the systems, and notes on those that `all` leaves out.
     """
     if "all" not in baselines:
-        _require_packages(baselines)
+        _runnable(baselines, strict=True)
         return (tuple(dict.fromkeys((OURS, *baselines))) if baselines else DEFAULT_SYSTEMS), []
-    names, notes = _installed(SYSTEMS)
+    names, notes = _runnable(SYSTEMS)
     scaling = [name for name in names if isinstance(SYSTEMS[name], WaveSystem)] if protocol == "seen" else []
     if scaling:
         notes.append(f"left out: {', '.join(scaling)}: wave scaling needs a GPU left out to scale to")
@@ -210,42 +378,30 @@ def chosen_baselines(names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     Raises: `InputError` for any other name.
     """
     if "all" in names:
-        return _installed(BASELINES)
+        return _runnable(BASELINES)
     for name in names:
         if isinstance(SYSTEMS.get(name), WaveSystem):
             raise InputError(f"{name} scales a time measured on another GPU; use --protocol logo, or `scale-trace`")
         if name not in BASELINES:
             raise unknown_name("baseline", name, (*BASELINES, "all"))
-    _require_packages(names)
+    _runnable(names, strict=True)
     return tuple(dict.fromkeys(names)), []
 
 
-def _installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Systems whose packages are installed, and a note on each of the others."""
-    missing = _missing(names)
-    return tuple(name for name in names if name not in missing), [f"left out: {why}" for why in missing.values()]
-
-
-def _require_packages(names: Iterable[str]) -> None:
-    """`InputError` for a system whose package is not installed, before anything is fitted."""
-    for why in _missing(names).values():
-        raise InputError(why)
-
-
-def _missing(names: Iterable[str]) -> dict[str, str]:
-    """Systems whose package is not installed, and what to do about it."""
-    return {
-        name: f"the {name} baseline needs {NEEDS[name]}; from the clone: `pip install '.[{name}]'`"
-        for name in names
-        if name in NEEDS and not _is_installed(NEEDS[name])
-    }
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # its import was forbidden
-        return False
+def _runnable(names: Iterable[str], *, strict: bool = False) -> tuple[tuple[str, ...], list[str]]:
+    """Systems whose packages are installed, and a note on each of the others; `InputError` for these where strict."""
+    runnable, notes = [], []
+    for name in names:
+        try:
+            there = name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
+        except ValueError:  # its import was forbidden
+            there = False
+        why = f"the {name} baseline needs {NEEDS.get(name)}; from the clone: `pip install '.[{name}]'`"
+        if strict and not there:
+            raise InputError(why)
+        runnable += [name] if there else []
+        notes += [] if there else [f"left out: {why}"]
+    return tuple(runnable), notes
 
 
 def fit_tile(rows: Rows, job: Job) -> TileChoice:
@@ -302,7 +458,7 @@ def train_baseline(
     Returns: the card.
     """
     refuse_existing(output)
-    _require_packages([name])
+    _runnable([name], strict=True)
     if name in UNFITTED:
         raise InputError(f"{name} has nothing to fit; use it as `evaluate --baseline {name}`")
     hold_out = find_measured(hold_out, measurements)
@@ -329,7 +485,9 @@ def train_baseline(
 
 def joined(parts: Sequence[Predictor]) -> Predictor:
     """Predictors of single families as one; all of one kind, each holding dicts by family."""
-    merged: dict[str, Any] = {}
-    for item in fields(parts[0]):  # type: ignore[arg-type]
-        merged[item.name] = {name: value for part in parts for name, value in getattr(part, item.name).items()}
-    return type(parts[0])(**merged)
+    merged: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, dict):
+                merged[name] = {**merged.get(name, {}), **value}
+    return replace(parts[0], **merged)  # type: ignore[type-var]
