@@ -167,3 +167,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert content["schema"].startswith("neusight_jax.design/")
     assert content["shape"]["hidden"] % 128 == 0
     assert content["workloads"][0]["input_tokens"] == 1024
+
+
+def test_no_answer_is_worse_than_its_base(tiny: Search) -> None:
+    """One step and one round find little; the base keeps its budgets and is among the candidates."""
+    hurried = Search(tiny.problem, replace(FEW, steps=1, rounds=1, candidates=1))
+    base = np.log([[float(np.asarray(tiny.problem.figure(axis.field))) for axis in FREE]])
+    for seed in range(3):
+        assert hurried.run(seed).objective <= float(tiny.evaluate(base)[0]) + 1e-6

@@ -356,6 +356,12 @@ class Search:
         kept = np.max([np.zeros(len(objective)), *over], axis=0) < _KEPT
         return float(np.exp(point.objective - objective[kept].min(initial=objective[0])))
 
+    def _base(self) -> Float[np.ndarray, "_base field"]:
+        """Log fields of the base, where they lie within the ranges; none elsewhere."""
+        logs = np.log([[float(np.asarray(self.problem.figure(axis.field))) for axis in self.problem.free]])
+        within = (self.low <= logs + SLACK) & (logs - SLACK <= self.high)
+        return logs[within.all(axis=1)]
+
     def evaluate(self, logs: np.ndarray, limits: dict[str, float] | None = None) -> np.ndarray:
         """Exact log objective of points [point, field]; infinite where a budget is broken."""
         objective, excess = self._judge(np.asarray(logs), self.limits(limits))
@@ -388,15 +394,16 @@ class Search:
         spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []
         center, center_merit = ends[0], np.inf
-        pool = self.repaired(ends, np.ones_like(ends), limits)
+        # The base is forecast beside every answer anyway; among the candidates, no answer is worse than it.
+        pool = np.concatenate([self.repaired(ends, np.ones_like(ends), limits), self._base()])
         parents, spread = pool, settings.spread
         narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
             objective, excess = self._judge(pool, chosen)
             value = np.where(excess == 0.0, objective, np.inf)
             if number == 0:  # Descents do not depend on each other, and are counted one after another.
-                trace = [(place * of_descent, float(value[:place].min())) for place in range(1, len(pool))]
-            spent += len(pool) * (of_descent if number == 0 else 1)
+                trace = [(place * of_descent, float(value[:place].min())) for place in range(1, len(ends))]
+            spent += len(ends) * of_descent if number == 0 else len(pool)
             if value.min() < best_value:
                 best, best_value = pool[int(value.argmin())], float(value.min())
             merit = objective + _PENALTY * excess
