@@ -21,7 +21,7 @@ import pandas as pd
 from neusight_jax.errors import run_script
 from neusight_jax.model.intervals import empty_intervals, gpu_ratios, kernel_bounds, range_of
 from neusight_jax.model.latency import predict_kernels
-from neusight_jax.training.calibration import calibrate, prior_of
+from neusight_jax.training.calibration import calibrate
 from neusight_jax.training.data import NETWORKS, Rows, devices_with, sweep_rows, thin
 from neusight_jax.training.evaluation.protocols import ROWS_PER_DEVICE, designed_order, read_for, rows_table
 from neusight_jax.training.evaluation.systems import fit_tile
@@ -29,6 +29,7 @@ from neusight_jax.training.fit import Job, settings_for
 from neusight_jax.training.intervals import conformal_interval, interval_score, left_out_widenings, narrowed
 from neusight_jax.training.left_out import fit_left_out, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
+from neusight_jax.training.prior import prior_of
 
 SEEDS, DRAWS = 2, 4
 COUNTS = (4, 10, 50, 200)

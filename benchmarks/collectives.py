@@ -32,11 +32,12 @@ from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.training.calibration import calibrate, prior_of, telling_order
+from neusight_jax.training.calibration import calibrate
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
 from neusight_jax.training.fit import Job, fit, row_features, sample_of
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, forecast
+from neusight_jax.training.prior import prior_of, telling_order
 from neusight_jax.training.recipes import RECIPES
 
 RECIPE = RECIPES["collectives"]

@@ -29,8 +29,9 @@ from neusight_jax.model.intervals import empty_intervals, gpu_ratios, gpu_wideni
 from neusight_jax.model.latency import kernel_terms, on_device
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS
-from neusight_jax.training.calibration import Prior, calibrate, calibration, prior_of
+from neusight_jax.training.calibration import calibrate, calibration
 from neusight_jax.training.intervals import calibrated_width
+from neusight_jax.training.prior import Prior, prior_of
 from synthetic import synthetic_rows, write_synthetic_measurements
 
 GPU = nj.load_gpu("T4")

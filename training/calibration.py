@@ -1,19 +1,11 @@
 """Few-shot calibration: a handful of measured kernels of one GPU into shifts of the predictor's heads.
 
-The log error of an unmeasured GPU is modelled as a Gaussian process: with J_j(x) = ∂ log t(x) / ∂ effect_j, the share
-of head j in the forecast of shape x,
-
-    cov(x, x') = Σ_j J_j(x) J_j(x') (σ_c² + σ_s² κ(x, x')) + σ_b² κ(x, x') Σ_j J_j(x) Σ_j J_j(x'),
-
-a constant per head, a shape-dependent part per head, and one common to all heads; κ from `calibrated`. The posterior
-mean is found by Gauss-Newton steps through the predictor itself, with weights that keep a bad row from counting fully.
-The widths were chosen by leave-one-GPU-out (`evaluate --protocol few-shot`): flat around these values, so one set
-serves most families (`prior_of`).
+The log error of an unmeasured GPU is a Gaussian process (`prior`). The posterior mean is found by Gauss-Newton steps
+through the predictor itself, with weights that keep a bad row from counting fully.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 import neusight_jax
 from neusight_jax.datasets.devices import measured_device, own_devices
@@ -34,16 +26,18 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import canonical_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.hardware.files import load_named_gpu
+from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.model.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel, shape_points, shifted
+from neusight_jax.model.calibrated import CalibratedPredictor, ShapeEffect, shape_kernel
 from neusight_jax.model.checkpoint import load_card, load_predictor, save_checkpoint
 from neusight_jax.model.intervals import Intervals, gpu_ratios, gpu_widening, kernel_bounds
 from neusight_jax.model.latency import require_covered
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.model.residuals import EFFECTS, add_to_effect
+from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.training.intervals import calibrated_width, mean_error_percent
+from neusight_jax.training.prior import Prior, linearised, points_of, prior_of
 
 # A calibrated checkpoint: measured kernels of one GPU and a checkpoint in, a complete checkpoint and its card out.
 
@@ -69,19 +63,15 @@ def calibrate_checkpoint(
     Raises: `InputError` for bad measurements, unknown names, a checkpoint that cannot be calibrated.
     """
     refuse_existing(output)
-    gpu = _as_measured(gpu, measurements)
-    described = own_devices([Path(path) for path in measurements])[0]
-    name, machine = (gpu, described[gpu]) if gpu in described else load_named_gpu(gpu)
+    name, machine, data = measured_on(measurements, gpu, drop_invalid=drop_invalid)
     card = load_card(checkpoint)
     if "calibrated" in card:
         raise InputError(
             f"{checkpoint} is calibrated already, on {card['calibrated']['gpu']}; start from "
             f"{card['calibrated']['checkpoint']} with all measured kernels together"
         )
-    has_effect = canonical_name(gpu) in card.get("device_effects", {})
+    has_effect = canonical_name(name) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, canonical_name(name))
-    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
-    data = read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
     frame = data.frame
     done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
@@ -111,6 +101,20 @@ def calibrate_checkpoint(
     return out
 
 
+def measured_on(
+    measurements: Sequence[Path | str], gpu: str, *, drop_invalid: bool = False
+) -> tuple[str, GPU, Measurements]:
+    """A GPU by the name or file that a user gives, its figures, and its measurements.
+
+    Args: as of `calibrate_checkpoint`.
+    """
+    gpu = _as_measured(gpu, measurements)
+    described = own_devices([Path(path) for path in measurements])[0]
+    name, machine = (gpu, described[gpu]) if gpu in described else load_named_gpu(gpu)
+    on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
+    return name, machine, read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
+
+
 def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
     """The measured device that the name of a GPU means; the name itself where none does, or it is a file."""
     if canonical_name(gpu) is None:
@@ -119,120 +123,6 @@ def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
         return measured_device(gpu, measured_names(measurements))
     except InputError:
         return gpu  # rows need not name their device; if these do, reading them says so
-
-
-# Which kernels to measure first: those that tell most about all the others, before any is measured.
-#
-# Under the prior of `calibration` the uncertainty of every kernel on a machine is known in advance, and so is how far
-# one measurement lowers it. Kernels are taken greedily, each the one that lowers the summed variance of the workload
-# most, given those taken already.
-
-
-def most_telling(
-    covariances: Sequence[Float[np.ndarray, "kernel kernel"]],
-    count: int,
-    noise: float,
-) -> list[int]:
-    """Positions of the kernels to measure, the most telling first.
-
-    Args:
-      covariances: prior covariance of the log errors of the same kernels, one for each machine considered; the gain is
-        averaged over machines, each in units of its own variance before any measurement.
-      count: how many to take; noise: of a measurement, standard deviation of its logarithm.
-    """
-    left = np.array([matrix / max(np.trace(matrix), 1e-30) for matrix in covariances])
-    variance = np.array([noise**2 / max(np.trace(matrix), 1e-30) for matrix in covariances])[:, None]
-    open_to = np.ones(left.shape[1], bool)
-    chosen: list[int] = []
-    # Taken one by one: each measurement also lowers what is left to learn from its neighbours.
-    for _ in range(min(count, len(open_to))):
-        variances = np.einsum("mkk->mk", left) + variance
-        gain = np.sum(np.sum(left**2, axis=1) / variances, axis=0)
-        best = int(np.argmax(np.where(open_to, gain, -np.inf)))
-        open_to[best] = False
-        chosen.append(best)
-        left -= left[:, :, best, None] * left[:, best, None, :] / variances[:, best, None, None]
-    return chosen
-
-
-@dataclass(frozen=True)
-class Prior:
-    """Prior of a GPU before it is measured; natural logarithms.
-
-    Attributes:
-      constants: σ_c, spread of each head and of the floor over GPUs.
-      shape: σ_s, spread of its shape-dependent part; common: σ_b, of the part all heads share.
-      length: distance over which shapes resemble each other, log units of the dims.
-      noise: spread of a measurement around what the model can say.
-      few: the same on top of it for a single row; in a fit to K rows its square counts 1/K. Of one or two shapes nobody
-        knows whether they are the odd ones.
-      width: residual from which a row counts less (Huber).
-      slow: the same of a row that is slower than the model can say and than the median row is, which counts for nothing
-        in the end (Cauchy): a kernel can be slow for reasons of its own, a clock or an algorithm, but not fast. Beside
-        the median, for where all are slow the GPU is. None: as any other row.
-    """
-
-    constants: tuple[float, ...] = (0.25,) * len(EFFECTS)
-    shape: float = 0.2
-    common: float = 0.2
-    length: float = 4.0
-    noise: float = 0.1
-    few: float = 0.0
-    width: float = 0.2
-    slow: float | None = None
-
-    def noise_of(self, count: int) -> float:
-        """Spread of a measurement in a fit to this many rows."""
-        return math.sqrt(self.noise**2 + self.few**2 / count)
-
-    def weight(self, error: np.ndarray) -> np.ndarray:
-        """Weight of rows of these residuals, log(measured / forecast): 1 while they are small."""
-        weight: np.ndarray = self.width / np.maximum(self.width, np.abs(error))
-        if self.slow is not None:
-            behind = np.maximum(error - max(float(np.median(error)), 0.0), 0.0)
-            weight /= 1.0 + (behind / self.slow) ** 2
-        return weight
-
-    def covariance(self, left: np.ndarray, right: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-        """cov(x, x') from the head shares J of both sides and κ."""
-        constants = (left * np.square(self.constants)) @ right.T
-        heads = left @ right.T
-        common = np.outer(left.sum(axis=1), right.sum(axis=1))
-        total: np.ndarray = constants + kernel * (self.shape**2 * heads + self.common**2 * common)
-        return total
-
-
-TENSOR_PRIOR = Prior(shape=0.08, common=0.08)
-"""The same on tensor cores: what is wrong there depends less on the shape."""
-PRODUCT_PRIOR = replace(TENSOR_PRIOR, constants=(0.15, 0.1, 0.25, 0.3, 0.05, 0.1, 0.15, 0.25))
-"""The same of products on tensor cores, least unsure of DRAM and power: the spreads that 400 bf16 products of each GPU,
-its architecture left out, asked for."""
-
-FEW = 0.28
-"""`Prior.few` of fp32 products and convolutions, whose errors differ from one shape to the next."""
-LINEAR_PRIOR = Prior(few=FEW, width=0.3, slow=0.3)
-"""Prior of single fp32 products."""
-ALTERNATIVES_PRIOR = Prior(noise=0.2, few=FEW, slow=0.3)
-"""The same of convolutions: which algorithm the library takes changes from one shape to the next."""
-BATCHED_PRIOR = Prior(constants=(0.4,) * len(EFFECTS), common=0.1, few=FEW, slow=0.15)
-"""The same of fp32 batched products, whose tiles are known: what is left goes with the GPU more than with the shape."""
-
-LINKED_PRIOR = Prior(constants=(0.3,) * len(EFFECTS), shape=0.3, common=0.1, noise=0.05)
-"""The same of collectives: smooth in the size, and every server has protocols of its own."""
-
-
-def prior_of(network: str) -> Prior:
-    """Prior of a family's errors."""
-    family = FAMILIES[network]
-    if network == "linear":
-        return LINEAR_PRIOR
-    if family.linked:
-        return LINKED_PRIOR
-    if network == "bmm":
-        return BATCHED_PRIOR
-    if family.alternatives:
-        return ALTERNATIVES_PRIOR
-    return PRODUCT_PRIOR if family.l2_operands else TENSOR_PRIOR if family.tensor_core else Prior()
 
 
 STEPS = 8
@@ -276,28 +166,22 @@ def calibrate(
       other GPUs, the shift of one family says nothing of another's.
     Raises: `InputError` for a predictor of another kind, rows of several devices, or latencies that cannot be.
     """
-    if not isinstance(table, KernelTable):
-        table, seconds = _from_measurements(table, seconds)
     return calibration(predictor, gpu, table, seconds, prior).predictor
 
 
 def calibration(
     predictor: Predictor,
     gpu: Machine,
-    table: KernelTable,
+    table: KernelTable | Measurements,
     seconds: Float[np.ndarray, " row"] | Sequence[float] | None,
     prior: Prior | None = None,
 ) -> Calibration:
     """Calibrate as `calibrate` does, with a summary by family.
 
-    Args: as of `calibrate`; `table` holds no latencies, these are `seconds`.
+    Args: as of `calibrate`.
     """
-    if isinstance(predictor, CalibratedPredictor):
-        raise InputError("this predictor is calibrated already; start from the one before, with all measured kernels")
-    if not isinstance(predictor, MixturePredictor):
-        raise InputError("only predictors of kind mixture can be calibrated; take a checkpoint such as fp32")
-    measured = _checked(table, seconds)
-    require_covered(predictor, table)
+    predictor = calibratable(predictor)
+    table, measured = measured_kernels(predictor, table, seconds)
     shapes, summary, left_out = {}, {}, {}
     for network in predictor.families:
         parts = [name for name, batch in table.families.items() if FAMILIES[name].network == network and batch.num_rows]
@@ -330,6 +214,26 @@ def _credited(
         # A forecast widens the interval of this GPU by the same factor again.
         pairs[network] = jnp.array([-1.0, 1.0], jnp.float32) * widths[network] / wider
     return intervals.with_kernels(pairs), {network: round(width, 4) for network, width in widths.items()}
+
+
+def calibratable(predictor: Predictor) -> MixturePredictor:
+    """A predictor that measurements of one GPU can be explained with; `InputError` for any other."""
+    if isinstance(predictor, CalibratedPredictor):
+        raise InputError("this predictor is calibrated already; start from the one before, with all measured kernels")
+    if not isinstance(predictor, MixturePredictor):
+        raise InputError("only predictors of kind mixture can be calibrated; take a checkpoint such as fp32")
+    return predictor
+
+
+def measured_kernels(
+    predictor: MixturePredictor, table: KernelTable | Measurements, seconds: Any
+) -> tuple[KernelTable, Float[np.ndarray, " row"]]:
+    """Measured kernels and their seconds. Args, and what is raised: as of `calibrate`."""
+    if not isinstance(table, KernelTable):
+        table, seconds = _from_measurements(table, seconds)
+    measured = _checked(table, seconds)
+    require_covered(predictor, table)
+    return table, measured
 
 
 def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
@@ -444,16 +348,11 @@ def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior)
         where = real[kept[seen : seen + len(real)]]
         seen += len(real)
         part: KernelBatch = jax.tree.map(lambda column, where=where: np.asarray(column)[where], batch)
-        points.append(np.asarray(_shape_points(name, part, prior.length)))
+        points.append(np.asarray(points_of(name, part, prior.length)))
         logs.append(np.log(measured[part.row]))
         taken[name] = (part, slice(done, done + len(where)))
         done += len(where)
     return _Points(taken, np.concatenate(points), np.concatenate(logs))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _shape_points(name: str, batch: KernelBatch, length: float) -> Float[Array, "kernel coordinate"]:
-    return shape_points(FAMILIES[name], batch, length)
 
 
 def _linear(
@@ -466,50 +365,6 @@ def _linear(
         log, share = linearised(name, predictor, on_device(gpu), batch, part)
         logs[where], shares[where] = np.asarray(log), np.asarray(share)
     return logs, shares
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def linearised(
-    name: str, predictor: MixturePredictor, gpu: Machine, batch: KernelBatch, shift: Float[Array, "kernel effect"]
-) -> tuple[Float[Array, " kernel"], Float[Array, "kernel effect"]]:
-    """Log seconds of kernels measured alone, and their slopes in the kernel's own shifts (the shares of the heads).
-
-    Args:
-      name: of the family of all kernels.
-      gpu: the machine, its figures on the device (`on_device`).
-      batch: the kernels, without padding rows.
-      shift: added to the effect of the family, for each kernel by itself.
-    """
-    family = FAMILIES[name]
-    effect = predictor.families[family.network].effect
-
-    def logs(shift: Array) -> Array:
-        moved = shifted(predictor, family.network, add_to_effect(effect, shift))
-        return jnp.log(moved.terms(family, gpu, batch, isolated=True).seconds)
-
-    value, pull = jax.vjp(logs, shift)
-    return value, pull(jnp.ones_like(value))[0]
-
-
-def telling_order(
-    predictor: MixturePredictor, machines: Sequence[Machine], name: str, batch: KernelBatch, count: int, prior: Prior
-) -> list[int]:
-    """Positions of the kernels of a family to measure first, the most telling first, by shapes and figures alone.
-
-    Args:
-      predictor: its forecast says which head a kernel would tell about.
-      machines: to measure on; a gain is averaged over them.
-      name: of the family of all kernels.
-      batch: the kernels, without padding rows.
-      count: how many to take.
-      prior: of the log errors.
-    """
-    points = shape_points(FAMILIES[name], jax.tree.map(jnp.asarray, batch), prior.length)
-    kernel = np.asarray(shape_kernel(points, points), np.float64)
-    still = jnp.zeros((len(batch.row), len(EFFECTS)))
-    slopes = (linearised(name, predictor, on_device(machine), batch, still)[1] for machine in machines)
-    shares = [np.asarray(slope, np.float64) for slope in slopes]
-    return most_telling([prior.covariance(share, share, kernel) for share in shares], count, prior.noise)
 
 
 def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:

@@ -1,34 +1,43 @@
-"""The kernels to measure first on a GPU nobody has measured: plans of ten and of fifty, chosen by what they tell.
+"""The kernels to measure first on a GPU nobody has measured, chosen by what they tell before any is measured.
 
-Candidates are kernels of the catalog's models and shapes drawn over the range such kernels come from; `design` takes
-those that lower the uncertainty of all of them most, for the GPU named, or on average over a spread of GPUs.
+Candidates are kernels of the catalog's models and shapes drawn over the range such kernels come from. A plan takes
+those that lower the uncertainty of all of them most, for the GPU named, or on average over a spread of GPUs. A
+suggestion takes those that narrow the totals of some models most: their slope by the logarithm of a kernel is its share
+of the time.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from neusight_jax.datasets import schema
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import write_atomically
 from neusight_jax.graph.configs.build import graph_from_config, is_eager
 from neusight_jax.graph.configs.config import list_models
+from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import catalog_gpu
+from neusight_jax.hardware.cluster import Machine
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
-from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, table_from_kernels
+from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, distinct, table_from_kernels
 from neusight_jax.model.checkpoint import load_predictor
+from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.training.calibration import prior_of, telling_order
+from neusight_jax.model.predictor import Predictor
+from neusight_jax.training.calibration import calibratable
+from neusight_jax.training.prior import error_covariance, most_telling, prior_of, real_rows, telling_order
 from neusight_jax.units import GIB
 
 PLANS: dict[str, dict[str, int]] = {
@@ -98,10 +107,94 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
         if predictor.covers(FAMILIES[family]):
             kernels = candidates(family)
             records += [_record(kernels[at]) for at in _chosen(predictor, machines, family, kernels, count)]
-    columns = ("op", "b", "m", "n", "k", "h")
-    frame = pd.DataFrame(records, columns=list(columns)).astype(dict.fromkeys(columns[1:], "Int64"))
-    frame.insert(0, "device", label)
-    return Plan(label, frame.assign(latency_s=np.nan))
+    return _plan(label, records)
+
+
+def suggest(
+    predictor: Predictor,
+    machine: Machine,
+    works: Sequence[Graph | KernelTable],
+    count: int = 10,
+    *,
+    gpu_name: str | None = None,
+) -> Plan:
+    """Choose the kernels whose measurement, and `calibrate` with it, narrows the totals of models most.
+
+    Args:
+      predictor: of kind `mixture`.
+      machine: a GPU nobody has measured.
+      works: models that are decided upon; their totals count alike.
+      count: kernels to choose.
+      gpu_name: device of the plan.
+    Raises: `InputError` for a predictor of another kind, no model, or more kernels than there are candidates.
+    """
+    mixture = calibratable(predictor)
+    families = [family for family in PLANS["quick"] if mixture.covers(FAMILIES[family])]
+    kernels = [kernel for family in families for kernel in candidates(family)]
+    if not 1 <= count <= len(kernels):
+        raise InputError(f"{count} kernels to suggest, expected 1 to {len(kernels)}, the candidates of this checkpoint")
+    order = narrowing_rows(mixture, machine, table_from_kernels(kernels), count, works)
+    return _plan(gpu_name, [_record(kernels[at]) for at in order])
+
+
+def narrowing_rows(
+    predictor: MixturePredictor,
+    machine: Machine,
+    among: KernelTable,
+    count: int,
+    works: Sequence[Graph | KernelTable],
+) -> list[int]:
+    """Rows of a table whose measurement narrows the totals of models most, the most telling first.
+
+    Args:
+      predictor: what forecasts.
+      machine: a GPU nobody has measured.
+      among: kernels that may be measured, each by itself.
+      count: rows to choose.
+      works: models that are decided upon.
+    """
+    if not works:
+        raise InputError("no model to decide upon; give at least one, whose forecast is to be narrowed")
+    tables = [distinct(work.kernels if isinstance(work, Graph) else work) for work in works]
+    table = _joined([among, *tables], predictor)
+    alone = np.arange(table.num_rows) < among.num_rows
+    covariance, noise = error_covariance(predictor, machine, table, alone, tied=False)
+    aims = _total_slopes(predictor, machine, table, [among.num_rows, *(part.num_rows for part in tables)])
+    return most_telling([covariance], count, np.sqrt(noise), aims, alone)
+
+
+def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
+    """Tables below each other, of the families that a predictor covers; rows run on."""
+    starts = np.cumsum([0, *(table.num_rows for table in tables)])
+    families = {}
+    for name in FAMILIES:
+        batches = [
+            replace(batch, row=batch.row + start)
+            for start, table in zip(starts, tables, strict=False)
+            for batch in (real_rows(table.families[name]) for _ in range(name in table.families))
+        ]
+        if batches and predictor.covers(FAMILIES[name]):
+            dims = set.intersection(*(set(batch.dims) for batch in batches))  # libraries are known of some
+            same = [replace(batch, dims={dim: batch.dims[dim] for dim in dims}) for batch in batches]
+            families[name] = jax.tree.map(lambda *columns: np.concatenate(columns), *same)
+    return KernelTable(families)
+
+
+def _total_slopes(
+    predictor: MixturePredictor, machine: Machine, table: KernelTable, lengths: Sequence[int]
+) -> Float[np.ndarray, "work row"]:
+    """Slopes of log totals by log seconds of kernels: their shares of the time.
+
+    Args:
+      table: candidates, and then the kernels of every model; lengths: rows of each.
+    """
+    seconds = kernel_latency(predictor, machine, table)
+    cost = in_row_order(table, {name: np.asarray(rows) * table.families[name].count for name, rows in seconds.items()})
+    ends = np.cumsum(lengths)
+    slopes = np.zeros((len(lengths) - 1, ends[-1]))
+    for work, (start, end) in enumerate(itertools.pairwise(ends)):
+        slopes[work, start:end] = cost[start:end] / cost[start:end].sum()
+    return slopes
 
 
 def candidates(family: str) -> list[Kernel]:
@@ -170,11 +263,17 @@ def _fits(kernel: Kernel) -> bool:
 def _chosen(
     predictor: MixturePredictor, machines: Sequence[GPU], family: str, kernels: Sequence[Kernel], count: int
 ) -> list[int]:
-    prior = prior_of(FAMILIES[family].network)
     batch: KernelBatch = jax.tree.map(
         lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
     )
-    return telling_order(predictor, machines, family, batch, count, prior)
+    return telling_order(predictor, machines, family, batch, count, prior_of(FAMILIES[family].network))
+
+
+def _plan(gpu: str | None, records: Sequence[dict[str, object]]) -> Plan:
+    columns = ("op", "b", "m", "n", "k", "h")
+    frame = pd.DataFrame(records, columns=list(columns)).astype(dict.fromkeys(columns[1:], "Int64"))
+    frame.insert(0, "device", gpu)
+    return Plan(gpu, frame.assign(latency_s=np.nan))
 
 
 def _record(kernel: Kernel) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from neusight_jax.cli import interrupts
 from neusight_jax.cli.console import progress_console, remark, show
 from neusight_jax.cli.options import Checkpoint, OutputFolder, OwnGpu, Resume, argument, option
 from neusight_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from neusight_jax.training.plan import Plan
 
 LISTS = (".csv", ".parquet")
 
@@ -105,7 +108,11 @@ def _skipped(count: int) -> str:
 def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> None:
     from neusight_jax.training.plan import plan_kernels
 
-    chosen = plan_kernels(plan, gpu, checkpoint)
+    publish_plan(plan_kernels(plan, gpu, checkpoint), f"plan {plan}", output)
+
+
+def publish_plan(chosen: Plan, title: str, output: Path | None) -> None:
+    """Write a list of kernels to a file, or print it where there is none."""
     if output is not None:
         chosen.write(output)
         remark(
@@ -117,5 +124,5 @@ def _list(plan: str, gpu: str | None, output: Path | None, checkpoint: str) -> N
 
     frame = chosen.frame.drop(columns=["device", "latency_s"])
     rows = frame.astype(object).where(frame.notna(), "").astype(str).values.tolist()
-    title = f"Kernels to measure first, plan {plan}, {chosen.gpu or 'any GPU'}; n is the contraction"
-    show(table(title, list(frame.columns), rows))
+    head = f"Kernels to measure first, {title}, {chosen.gpu or 'any GPU'}; n is the contraction"
+    show(table(head, list(frame.columns), rows))

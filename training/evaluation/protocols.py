@@ -41,7 +41,7 @@ from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import element_bytes
-from neusight_jax.training.calibration import Prior, calibrate, prior_of, telling_order
+from neusight_jax.training.calibration import calibrate
 from neusight_jax.training.data import (
     NETWORKS,
     Rows,
@@ -68,6 +68,7 @@ from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, F
 from neusight_jax.training.fit import Job, Settings, sample_of, settings_for
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor, merged
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, seconds_of
+from neusight_jax.training.prior import Prior, prior_of, telling_order
 
 ROWS_PER_DEVICE = 3000
 
