@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from neusight_jax.sweeps.space import Grid, Range, Samples
     from neusight_jax.training.calibration import calibrate
     from neusight_jax.training.evaluation.scores import evaluate
+    from neusight_jax.training.identification import identify
+    from neusight_jax.training.plan import suggest
     from neusight_jax.training.recipes import train
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "graph_from_config",
     "graph_from_function",
     "graph_from_torch",
+    "identify",
     "job_from_config",
     "job_from_graph",
     "kernels_of",
@@ -107,6 +110,7 @@ __all__ = [
     "sensitivity",
     "serve",
     "stack_gpus",
+    "suggest",
     "sweep",
     "train",
 ]
@@ -149,6 +153,8 @@ _HOMES = {
     "sweeps.space": ("Grid", "Range", "Samples"),
     "training.calibration": ("calibrate",),
     "training.evaluation.scores": ("evaluate",),
+    "training.identification": ("identify",),
+    "training.plan": ("suggest",),
     "training.recipes": ("train",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

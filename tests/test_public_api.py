@@ -49,8 +49,8 @@ CONTRACT = (
         "scale_trace",
         "calibrate",
     ),
-    *("sensitivity", "design", "sweep", "compare", "train", "evaluate", "save_predictor"),
-    *("energy", "predict_kernels_power", "finetune", "Run", "ModelShape", "kernels_of", "codesign"),
+    *("sensitivity", "design", "sweep", "compare", "train", "evaluate", "save_predictor", "suggest"),
+    *("energy", "predict_kernels_power", "finetune", "Run", "ModelShape", "kernels_of", "codesign", "identify"),
 )
 """What tools outside the repository call."""
 

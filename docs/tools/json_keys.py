@@ -45,6 +45,7 @@ COMMANDS: tuple[str, ...] = (
     f"parallelize {DECODER} --gpu H100 --gpus 8 --global-batch-size 16 --sequence-length 2048",
     "scale-trace tests/data/torch_cpu_trace.json --from V100 --to T4",
     "evaluate --measurements FOLDER/rows.csv",
+    "calibrate --measurements FOLDER/rows.csv --gpu H100 --identify --figures clock_hz launch_s",
     "check FOLDER/rows.csv",
     *("gpus", "models", "checkpoints", "schema", "doctor"),
 )

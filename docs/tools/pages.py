@@ -31,7 +31,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "power_curve",
     ),
     "Which chip": ("sensitivity", "Sensitivity", "sweep", "Sweep", "Grid", "Range", "Samples", "design", "Design"),
-    "Predictors": ("load_p", "list_c", "load_card", "save_p", "train", "calibrate", "evaluate", "read_measurements"),
+    "Predictors": (
+        "load_p",
+        "list_c",
+        "load_card",
+        "save_p",
+        "train",
+        "calibrate",
+        "identify",
+        "Identification",
+        "suggest",
+        "evaluate",
+        "read_measurements",
+    ),
     "Everything else": ("",),
 }
 """Heading -> names, or their beginnings; the first that fits takes a name."""
@@ -53,6 +65,7 @@ BEHIND: dict[str, tuple[str, ...]] = {
     "sensitivities": ("Sensitivity",),
     "serving.choices": ("Serving",),
     "sweeps.run": ("Sweep",),
+    "training.identification": ("Identification",),
     "workloads": ("workload",),
 }
 """Module -> names that are no public ones but stand beside them: what public functions return, and finer tools."""

@@ -1,4 +1,4 @@
-"""`neusight-jax train | calibrate`: a predictor fitted to measurements, or a checkpoint to a handful of one GPU's."""
+"""`neusight-jax train | calibrate`: a predictor fitted to measurements, or a checkpoint or a machine to a handful."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from neusight_jax.cli import interrupts
-from neusight_jax.cli.console import busy, progress_console, remark
+from neusight_jax.cli.console import answer, busy, progress_console, remark
 from neusight_jax.cli.options import (
+    AsJson,
     Checkpoint,
     DropInvalid,
     Gpu,
     GpuFiles,
     MeasurementFolders,
     OutputFolder,
+    ReportFile,
     Resume,
     option,
 )
@@ -88,16 +90,51 @@ def train(
 
 
 def calibrate(
-    measurements: MeasurementFolders,
     gpu: Gpu,
-    output: OutputFolder,
+    measurements: Annotated[
+        list[Path] | None, option("Parquet or CSV files of measured kernels, or folders of them.")
+    ] = None,
+    output: Annotated[
+        Path | None, option("The folder to write, new or empty; a .csv or .parquet of --suggest.")
+    ] = None,
     checkpoint: Checkpoint = "fp32",
     drop_invalid: DropInvalid = False,
+    identify: Annotated[bool, option("Which figures of the machine explain the kernels? Writes nothing.")] = False,
+    figures: Annotated[
+        list[str] | None,
+        option("To look for: fields of a GPU, or launch_s.", default="clock, memory, L2, watts and launch"),
+    ] = None,
+    suggest: Annotated[int | None, option("Choose so many kernels to measure.", metavar="COUNT")] = None,
+    model: Annotated[list[str] | None, option("Of --suggest: models that are decided upon.")] = None,
+    batch_size: Annotated[int, option("Of --model.")] = 1,
+    mode: Annotated[str, option("Of --model: inference or training.")] = "inference",
+    report: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Calibrate a checkpoint with measured kernels of one GPU, 4 to 200 of each family.
 
     Measurements of other GPUs are left out. A filled plan of `neusight-jax profile --plan` will do.
+
+    With --identify, figures of the machine are fitted in place of the checkpoint: the clock it settles at, watts,
+    bandwidth, L2, the launch. It says how sure they are and what cannot be told apart.
+
+    With --suggest, the kernels are chosen whose measurement narrows the forecast of each --model most.
     """
+    idle: dict[str, Any] = {} if identify else {"--figures": figures, "--report": report, "--json": as_json}
+    idle |= {"--model": model} if suggest is None else {"--measurements": measurements, "--identify": identify}
+    if any(idle.values()):
+        names = ", ".join(name for name, value in idle.items() if value)
+        raise InputError(f"{names}: nothing asks for it here; --figures goes with --identify, --model with --suggest")
+    if suggest is not None:
+        _suggest(gpu, checkpoint, suggest, model or (), batch_size, mode, output)
+        return
+    if measurements is None:
+        raise InputError("--measurements is missing; give files of measured kernels, or --suggest COUNT")
+    if identify:
+        _identify(measurements, gpu, checkpoint, figures, report, drop_invalid=drop_invalid, as_json=as_json)
+        return
+    if output is None:
+        raise InputError("--output is missing; give a folder for the checkpoint, or --identify to write none")
     from neusight_jax.training.calibration import calibrate_checkpoint, summary_lines
 
     with busy("calibrating"):
@@ -106,6 +143,53 @@ def calibrate(
     for line in summary_lines(card["calibrated"]["summary"]):
         typer.echo(line)
     typer.echo(f"{output}: {checkpoint}, calibrated on {card['calibrated']['gpu']}")
+
+
+def _identify(
+    measurements: Sequence[Path],
+    gpu: str,
+    checkpoint: str,
+    figures: Sequence[str] | None,
+    report: Path | None,
+    *,
+    drop_invalid: bool,
+    as_json: bool,
+) -> None:
+    from neusight_jax.hardware.catalog import canonical_name
+    from neusight_jax.model.checkpoint import load_predictor
+    from neusight_jax.training.calibration import measured_on
+    from neusight_jax.training.identification import FIGURES, identify
+
+    name, machine, data = measured_on(measurements, gpu, drop_invalid=drop_invalid)
+    predictor = load_predictor(checkpoint, canonical_name(name))
+    with busy("identifying"):
+        answered = identify(predictor, machine, data, figures=tuple(figures or FIGURES), gpu_name=name)
+    for note in data.notes:
+        remark(f"note: {note}")
+    answer(answered, as_json, report, checkpoint=checkpoint)
+
+
+def _suggest(
+    gpu: str,
+    checkpoint: str,
+    count: int,
+    models: Sequence[str],
+    batch_size: int,
+    mode: str,
+    output: Path | None,
+) -> None:
+    from neusight_jax.cli.options import WorkloadOptions
+    from neusight_jax.cli.profile import publish_plan
+    from neusight_jax.cli.workloads import graph_of
+    from neusight_jax.hardware.files import load_named_gpu
+    from neusight_jax.model.checkpoint import load_predictor
+    from neusight_jax.training.plan import suggest
+
+    name, machine = load_named_gpu(gpu)
+    works = [graph_of(model, WorkloadOptions(batch_size=batch_size, mode=mode)) for model in models]
+    with busy("choosing"):
+        chosen = suggest(load_predictor(checkpoint), machine, works, count, gpu_name=name)
+    publish_plan(chosen, f"for {', '.join(models)}", output)
 
 
 def measured_devices(names: Sequence[str], measurements: Sequence[Path]) -> list[str]:
