@@ -10,9 +10,9 @@ from rich.text import Text
 
 from neusight_jax.designs.answers import Design
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import INK, scaled
+from neusight_jax.reports.plots import INK
 from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
-from neusight_jax.units import with_unit
+from neusight_jax.units import labelled, title_of, with_unit
 
 
 def tables(design: Design) -> RenderableType:
@@ -106,7 +106,7 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
       front: designs of a Pareto front; none = no picture of it.
       metric: the budgeted metric that the front trades against latency.
     """
-    after, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
+    after, before = ({**seconds, **metrics} for seconds, metrics in _sides(design))
     changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in after.items()}
     bars = {"type": "bar", "orientation": "h", "y": list(changes), "x": list(changes.values())}
     bars |= {"hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>"}
@@ -133,7 +133,23 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
     title = "A designed GPU" if design.shape is None else "A designed model"
-    return Report(title, facts, cards, pictures, Group(tables(design), *fronts))
+    return Report(title, facts, _sentence(design), cards, pictures, Group(tables(design), *fronts))
+
+
+def _sentence(design: Design) -> str:
+    """The machine, what it does, and how that compares with the base."""
+    told = _told(design)
+    value, base = ({**seconds, **metrics}[told] for seconds, metrics in _sides(design))
+    machine = ", ".join(f"{title_of(name)} {with_unit(name, figure)}" for name, figure in design.free.items())
+    span = f" ({interval_text(design.intervals[told])})" if told in design.intervals else ""
+    change = f"{with_unit(told, value)}{span} in place of {with_unit(told, base)}"
+    kept = "" if design.feasible else "; no machine keeps every budget, this one comes nearest"
+    return f"A GPU with {machine}: {change}{kept}."
+
+
+def _sides(design: Design) -> tuple[tuple[dict[str, float], dict[str, float]], ...]:
+    """Times and metrics of the design, and of the base."""
+    return (design.seconds, design.metrics), (design.base_seconds, design.base_metrics)
 
 
 def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:
@@ -146,7 +162,7 @@ def _axes(across: str, up: str) -> dict[str, object]:
 
 
 def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
-    scale, label = scaled(metric)
+    scale, label = labelled(metric)
     told = _told(design)
     points = [(candidate.metrics[metric] / scale, candidate.metrics[told]) for candidate in designs]
     star = {"symbol": "star", "size": 14, "color": INK}

@@ -12,8 +12,8 @@ from neusight_jax.hardware.files import gpu_in
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports.forecast import NAMES
-from neusight_jax.reports.page import Report
-from neusight_jax.reports.plots import bars_with_interval, stacked
+from neusight_jax.reports.page import Plot, Report
+from neusight_jax.reports.plots import bars_with_interval, scatter, stacked
 from neusight_jax.reports.text import (
     INTERVAL,
     between,
@@ -22,6 +22,7 @@ from neusight_jax.reports.text import (
     interval_text,
     prices_fact,
     run_cells,
+    run_line,
     table,
 )
 from neusight_jax.units import GIB, MS, duration, energy_text
@@ -208,6 +209,7 @@ def report(layouts: Layouts) -> Report:
     ]
     joules = [step.joules_per_token for step in steps]
     pictures = [
+        _times_and_memory(layouts),
         bars_with_interval("Step", list(shown), latencies, bounds if bounded else None, "ms"),
         stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
         bars_with_interval("Energy", list(shown), joules, None, "J a token"),
@@ -215,4 +217,34 @@ def report(layouts: Layouts) -> Report:
     facts = {"Workload": workload_text(load), "Machine": ", ".join(machine.name for machine in layouts.machines)}
     prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in layouts.machines}
     facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, layouts.currency)
-    return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(layouts))
+    title, drawn = f"Layouts of {load['model']}", pictures if steps else ()
+    return Report(title, facts, _sentence(layouts), cards, drawn, tables(layouts))
+
+
+def _sentence(layouts: Layouts) -> str:
+    """The first machine by its best layout: what a step takes, and what it costs."""
+    machine = next((machine for machine in layouts.machines if machine.choices), None)
+    if machine is None:
+        return f"No layout of {layouts.workload['model']} fits."
+    best = machine.choices[0]
+    cost = ""
+    if best.step.run:
+        cost = f", {run_line(best.step.run, layouts.currency)}"
+    elif best.cost_per_million_tokens is not None:
+        cost = f", {best.cost_per_million_tokens:,.4g} {layouts.currency} per million tokens"
+    return f"{machine.name}: {duration(best.step.total_s)} a step with {_best(machine)}{cost}."
+
+
+def _times_and_memory(layouts: Layouts) -> Plot:
+    """Every layout that fits by its step and the memory of its fullest rank, and the memory that a GPU has."""
+    series = {
+        machine.name: [
+            (item.step.memory_bytes / GIB, item.step.total_s / MS, layout_text(item.step.workload["layout"]))
+            for item in machine.choices
+        ]
+        for machine in layouts.machines
+        if machine.choices
+    }
+    sizes = {machine.choices[0].step.mem_bytes / GIB for machine in layouts.machines if machine.choices}
+    limits = {f"{size:.0f} GiB of a GPU": size for size in sorted(sizes)}
+    return scatter("Time against memory", series, "memory of the fullest rank, GiB", "step, ms", limits)

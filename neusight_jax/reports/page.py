@@ -19,14 +19,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from neusight_jax import __version__
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.records import plain
 from neusight_jax.reports.markup import markup
-from neusight_jax.reports.text import INTERVAL
+from neusight_jax.reports.text import INTERVAL, NOTE
 
 if TYPE_CHECKING:
     from neusight_jax.records import Result
@@ -71,12 +72,14 @@ class Report:
 
     Attributes:
       title: of the page; facts: its header, name -> text.
+      sentence: the answer in one sentence, with its interval and what it costs.
       cards: the numbers that matter: name, number, what goes with it.
       plots, tables: below them, in this order.
     """
 
     title: str
     facts: Mapping[str, str]
+    sentence: str = ""
     cards: Sequence[tuple[str, str, str]] = ()
     plots: Sequence[Plot] = ()
     tables: RenderableType = ""
@@ -135,7 +138,8 @@ def write_plots(path: Path | str, result: Result, *plots: Plot, command: str = "
 
 def render(report: Report) -> str:
     """A report as one HTML page."""
-    tables = markup(report.tables)
+    figures, assumes = without_notes(report.tables)
+    tables = markup(figures)
     words = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
     glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in words}
     plots: list[dict[str, Any]] = [
@@ -143,6 +147,7 @@ def render(report: Report) -> str:
     ]
     page: str = template("page.html.jinja").render(
         report=report,
+        assumes=assumes,
         tables=tables,
         glossary=glossary,
         plots=script_json(plots),
@@ -151,6 +156,17 @@ def render(report: Report) -> str:
         script=text_of("plots.js") + text_of("page.js"),
     )
     return page
+
+
+def without_notes(renderable: RenderableType) -> tuple[RenderableType, list[str]]:
+    """Tables without their notes, and the notes: what an answer assumes, which a page says first."""
+    if hasattr(renderable, "__rich__"):
+        renderable = renderable.__rich__()
+    if isinstance(renderable, Group):
+        parts = [without_notes(part) for part in renderable.renderables]
+        return Group(*(part for part, _ in parts)), list(dict.fromkeys(note for _, notes in parts for note in notes))
+    text = str(renderable) if isinstance(renderable, Text) else ""
+    return ("", [text.removeprefix(NOTE)]) if text.startswith(NOTE) else (renderable, [])
 
 
 def script_json(value: Any) -> str:

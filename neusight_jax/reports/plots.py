@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.forecast import Forecast
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES
 from neusight_jax.reports.page import Plot
 from neusight_jax.reports.text import INTERVAL
-from neusight_jax.units import MS, TERA, UNITS, duration
+from neusight_jax.units import MS, TERA, duration
 
 SHOWN = 15
 """Kernels or rows in a picture of the most expensive ones."""
@@ -22,20 +24,33 @@ LEAST = 5e-4
 INK = "var(--ink)"
 """Colours are custom properties of `page.css`, light and dark."""
 LIGHT_BAR = "var(--bar)"
+DWARFED = 20.0
+"""An axis is in logarithms where the largest value is more than this many times the median."""
 FASTER, SLOWER = "var(--c2)", "var(--c3)"
-COLOURS = (INK, SLOWER, FASTER)
-"""Of the lines of the first machine, of the second ..."""
 _MOST_POINTS = 400
 _PLACES = {**{name: at for at, name in enumerate(PHASES)}, "recomputed": PHASES.index("backward")}
 """Places of phases in a step."""
 
 
-def scaled(name: str) -> tuple[float, str]:
-    """Factor and label of a figure or metric in the unit people use."""
-    if name.endswith("_flop_per_s"):
-        return TERA, f"{name} (TFLOP/s)"
-    scale, unit = UNITS.get(name, (1.0, "s"))
-    return scale, f"{name} ({unit})"
+def families(forecasts: Mapping[str, Forecast]) -> Plot:
+    """Seconds of every family of kernels, one bar a forecast."""
+    sums = {name: forecast.seconds_by("family") for name, forecast in forecasts.items()}
+    parts = {
+        family: [seconds.get(family, 0.0) / MS for seconds in sums.values()]
+        for family in dict.fromkeys(family for seconds in sums.values() for family in seconds)
+    }
+    plot = stacked("Where the time goes", list(sums), parts, "ms")
+    return replace(plot, traces=[{**trace, "marker": {"color": colour_of(trace["name"])}} for trace in plot.traces])
+
+
+def _line_colour(place: int, machines: int) -> str:
+    """Colour of what is drawn of one of several machines; of a single one, whose families have the colours, ink."""
+    return INK if machines == 1 else f"var(--c{place % 8})"
+
+
+def colour_of(family: str) -> str:
+    """Colour of a family of kernels, the same in all pictures."""
+    return f"var(--c{list(FAMILIES).index(family) % 8})" if family in FAMILIES else INK
 
 
 def shares(forecast: Forecast) -> Plot:
@@ -86,14 +101,20 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
                     "name": family,
                     "x": intensity[mask],
                     "y": rate[mask],
-                    "marker": {"size": 6 + 60 * np.sqrt(share[mask]), "opacity": 0.65, "line": {"width": 1}},
+                    "marker": {
+                        "size": 6 + 60 * np.sqrt(share[mask]),
+                        "opacity": 0.65,
+                        "line": {"width": 1},
+                        "color": colour_of(family) if single else _line_colour(place, 2),
+                    },
                     "text": [
                         f"{node}<br>{part:.1%} of the time" for node, part in zip(nodes, share[mask], strict=True)
                     ],
                     "hovertemplate": "%{text}<br>%{x:.3g} FLOP/byte<br>%{y:.3g} TFLOP/s<extra>%{fullData.name}</extra>",
                 }
             )
-        traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", place)
+        colour = _line_colour(place, len(forecasts))
+        traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", colour)
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     layout = {
         "xaxis": {**decades, "title": {"text": "arithmetic intensity, FLOP/byte"}},
@@ -103,14 +124,13 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
     return Plot("Roofline", traces, layout, caption, height=480)
 
 
-def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, place: int) -> list[dict[str, Any]]:
+def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, colour: str) -> list[dict[str, Any]]:
     low = min(0.05, 0.5 * float(intensity.min(initial=0.1)))
     span = np.geomspace(low, max(1e3, 2.0 * float(intensity.max(initial=1.0))), 80)
     peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
     matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
     if not np.isclose(matrix, peaks["fp32 vector"], rtol=1e-3):
         peaks[f"{forecast.dtype} matrix"] = matrix
-    colour = COLOURS[place % len(COLOURS)]
     return [
         {
             "type": "scatter",
@@ -154,7 +174,7 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
         ends, watts = np.concatenate([[0.0], np.cumsum(cost)]) / MS, np.asarray(columns["power_w"], float)[order]
         nodes = [f"{columns['node'][at]} ({columns['phase'][at]}, {columns['op'][at]})" for at in order]
         line = {"type": "scatter", "mode": "lines", "showlegend": True, "x": ends}
-        colour = COLOURS[place % len(COLOURS)]
+        colour = _line_colour(place, len(forecasts))
         traces.append(
             {
                 **{**line, "name": "power" if single else name, "y": np.append(watts, watts[-1:])},
@@ -197,6 +217,46 @@ def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None
     if exact:
         caption += " Short lines are the secant; where it disagrees with the bar, a note says which to trust."
     return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
+
+
+def scatter(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    across: str,
+    up: str,
+    limits: Mapping[str, float] | None = None,
+) -> Plot:
+    """Points that trade one figure for another, in the order of the first, with lines at limits of it.
+
+    Args:
+      series: name -> points: figure across, figure up, and what the point is.
+      across, up: of the axes, with their units; an axis is in logarithms where its figures span decades (`_axis`).
+      limits: name -> value across.
+    """
+    traces: list[dict[str, Any]] = []
+    for name, points in series.items():
+        xs, ys, texts = zip(*sorted(points), strict=True)
+        kind = {"type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True, "x": xs, "y": ys}
+        shown = {"text": texts, "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra>%{fullData.name}</extra>"}
+        traces.append({**kind, **shown, "marker": {"size": 9 if len(points) > 1 else 14}})
+    xs, ys = ([point[at] for points in series.values() for point in points] for at in (0, 1))
+    for name, value in (limits or {}).items():
+        line = {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "showlegend": True,
+            "line": {"color": INK, "dash": "dash"},
+        }
+        traces.append({**line, "x": [value, value], "y": [min(ys), max(ys)], "hoverinfo": "name"})
+    return Plot(title, traces, {"xaxis": _axis(across, xs), "yaxis": _axis(up, ys)})
+
+
+def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:
+    """An axis; in logarithms where one value dwarfs the rest (`DWARFED`)."""
+    sizes = sorted(float(value) for value in values if value is not None and np.isfinite(value))
+    log = bool(sizes) and sizes[0] > 0.0 and sizes[-1] > DWARFED * sizes[len(sizes) // 2]
+    return {"title": {"text": f"{label}, logarithmic" if log else label}, **({"type": "log"} if log else {})}
 
 
 def stacked(
@@ -246,7 +306,7 @@ def bars_with_interval(
             [_whisker(value, ends[side]) for value, ends in zip(values, bounds, strict=True)] for side in (1, 0)
         )
         bars |= _whiskers(up, down)
-    layout = {"xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
+    layout = {"xaxis": _axis(unit, values), "yaxis": {"autorange": "reversed"}}
     return Plot(title, [bars], layout, f"Lines are the {INTERVAL}." if bounds else "", 110 + 30 * len(names))
 
 

@@ -20,6 +20,10 @@ INTERVAL = f"{LEVEL:.0%} interval"
 """What an interval is called in tables and sentences."""
 
 
+NOTE = "note: "
+"""How a line begins that says what an answer assumes, or what to know before trusting it."""
+
+
 def between(bounds: tuple[float, float], text: Callable[[float], str] = duration) -> str:
     """An interval as every table and sentence has it, with a unit that both ends have once: 533.4 to 697.7 ms."""
     low, high = map(text, bounds)
@@ -54,6 +58,11 @@ def run_cells(run: RunCost | None, currency: str = "") -> dict[str, str]:
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
+
+
+def short_number(value: float | None) -> str:
+    """A number to four digits, or all before the point; a dash of none."""
+    return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
 def run_columns(runs: Iterable[RunCost | None], currency: str = "") -> tuple[str, ...]:
@@ -93,5 +102,5 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text
 
 def headed(head: str, *parts: RenderableType, notes: Iterable[str] = ()) -> Group:
     """A bold head, the parts below it (text as it stands, no markup), and every note on a line of its own."""
-    lines = [*parts, *(f"note: {note}" for note in notes)]
+    lines = [*parts, *(f"{NOTE}{note}" for note in notes)]
     return Group(Text(head, style="bold"), *(Text(line) if isinstance(line, str) else line for line in lines))
