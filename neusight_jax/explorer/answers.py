@@ -25,12 +25,12 @@ from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.power_curves import LOWEST_CAP
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
-from neusight_jax.reports.markup import markup
-from neusight_jax.reports.page import Plot, page_of, report_of, without_notes
+from neusight_jax.reports.markup import markup, without_notes
+from neusight_jax.reports.page import Plot, page_of, report_of
 from neusight_jax.reports.sensitivity import helps
 from neusight_jax.reports.text import INTERVAL, between
 from neusight_jax.sensitivities import TOPOLOGY, Sensitivity, sensitivity
-from neusight_jax.units import duration, energy_text, labelled, title_of
+from neusight_jax.units import duration, energy_text, labelled
 
 REACH = 8.0
 """A slider goes from the base's figure over this to this many times it."""
@@ -121,7 +121,7 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     pictures = [
         *(forecasts.pictures(made) if load.is_job else ()),
         plots.families(made),
-        _elasticities({name: result.total for name, (result, *_) in zip(names, shown, strict=True)}),
+        plots.elasticities({name: result for name, (result, *_) in zip(names, shown, strict=True)}),
         plots.roofline(pairs),
         plots.power(pairs),
     ]
@@ -176,18 +176,6 @@ def _differences(
             sign = "-" if new < old else "+"
             rows.append((name, text(old), text(new), f"{sign}{text(abs(new - old))}", f"{new / old:.3f}{interval}"))
     return rows
-
-
-def _elasticities(totals: Mapping[str, Mapping[str, float]]) -> Plot:
-    first = next(iter(totals.values()))
-    names = [name for name in first if any(abs(total[name]) > plots.LEAST for total in totals.values())]
-    names.sort(key=lambda name: -first[name])
-    titles = [title_of(name) for name in names]
-    traces = [
-        {"type": "bar", "orientation": "h", "name": machine, "y": titles, "x": [total[name] for name in names]}
-        for machine, total in totals.items()
-    ]
-    return Plot("What more of a figure buys", traces, {"xaxis": {"title": {"text": "% of time for 1 % more"}}})
 
 
 def reported(catalog: Catalog, content: Any) -> dict[str, Any]:

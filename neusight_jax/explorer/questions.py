@@ -49,7 +49,9 @@ def asked_of(load: Workload, variant: Variant, question: Question) -> Result:
         return power_curve(predictor, machine, work, gpu_name=name)
     base = free.named()[1]
     spent = {name: float(np.asarray(cost)) for name, cost in costs_for(base).costs(base).items()}
-    limits = {name: getattr(question, name) or spent[name] for name in ("area_mm2", "power_w") if name in spent}
+    limits: dict[str, float] = {
+        name: getattr(question, name) or spent[name] for name in ("area_mm2", "power_w") if name in spent
+    }
     figures = {name: float(np.asarray(getattr(base, name))) for name in FREE}
     ranges = [Range(name, value / 4.0, value * 4.0) for name, value in figures.items()]
     return design(predictor, base, ranges, [work_of(replace(load, gpus=1, tensor=1))], budgets=limits)

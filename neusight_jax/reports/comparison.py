@@ -12,13 +12,13 @@ from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import (
     INTERVAL,
     between,
+    cells_table,
     headed,
     interval_text,
     prices_fact,
     run_cells,
     run_columns,
     short_number,
-    table,
 )
 from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
@@ -29,9 +29,7 @@ def tables(comparison: Comparison) -> RenderableType:
     several, priced = comparison.num_gpus > 1, comparison.priced
     measure = "cost" if comparison.by == "cost" else "time"
     rows = [_cells(item, comparison) for item in comparison.candidates]
-    parts: list[RenderableType] = [
-        table("", list(rows[0]) if rows else [], [list(row.values()) for row in rows], text_columns=2)
-    ]
+    parts: list[RenderableType] = [cells_table("", rows)]
     if any(item.tie for item in comparison.candidates):
         parts.append("= ties with the first of its rank: the interval of their ratio holds 1")
     if comparison.has_intervals and len(rows) > 1:
@@ -128,7 +126,7 @@ def _sentence(comparison: Comparison) -> str:
     best = "costs least" if comparison.by == "cost" else "is the fastest"
     words = [f"{first.gpu} {best}: {duration(first.latency_s or 0.0)} a step"]
     words += [interval_text(first.interval_s)] * (first.interval_s is not None)
-    words += [energy_text(first.energy_j)] * bool(first.energy_j)
+    words += [energy_text(first.energy_j)] if first.energy_j else []
     if first.cost_per_million_tokens is not None:
         words.append(f"{short_number(first.cost_per_million_tokens)} {comparison.currency} per million tokens")
     tied = [item.gpu for item in rest if item.rank == first.rank]

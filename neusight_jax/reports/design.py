@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from neusight_jax.designs.answers import Design
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import INK
+from neusight_jax.reports.plots import scatter
 from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
 from neusight_jax.units import labelled, title_of, with_unit
 
@@ -113,9 +113,8 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
     pictures = [Plot("Beside the base", [bars], {"xaxis": {"title": {"text": "change, %"}}}, "", 110 + 30 * len(after))]
     points = [(spent, float(np.exp(value - design.objective))) for spent, value in design.trace if np.isfinite(value)]
     if points:
-        pictures.append(
-            Plot("Search", [_line(points, "best so far")], _axes("evaluations", "objective, relative to the answer"))
-        )
+        best = {"best so far": [(spent, value, f"{spent} evaluations") for spent, value in points]}
+        pictures.append(scatter("Search", best, "evaluations", "objective, relative to the answer"))
     if front:
         pictures.insert(0, _front(front, metric, design))
     state = "" if design.feasible else "no machine keeps every budget; this one comes nearest"
@@ -152,20 +151,14 @@ def _sides(design: Design) -> tuple[tuple[dict[str, float], dict[str, float]], .
     return (design.seconds, design.metrics), (design.base_seconds, design.base_metrics)
 
 
-def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:
-    across, up = zip(*points, strict=True)
-    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": across, "y": up}
-
-
-def _axes(across: str, up: str) -> dict[str, object]:
-    return {"xaxis": {"title": {"text": across}}, "yaxis": {"title": {"text": up}}}
-
-
 def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
-    scale, label = labelled(metric)
-    told = _told(design)
-    points = [(candidate.metrics[metric] / scale, candidate.metrics[told]) for candidate in designs]
-    star = {"symbol": "star", "size": 14, "color": INK}
-    base = _line([(design.base_metrics[metric] / scale, design.base_metrics[told])], "base")
-    traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]
-    return Plot("Pareto front", traces, _axes(label, "latency, s" if told == "latency_s" else told))
+    (scale, label), told = labelled(metric), _told(design)
+
+    def placed(metrics: Mapping[str, float], what: str) -> tuple[float, float, str]:
+        return metrics[metric] / scale, metrics[told], what
+
+    points = [
+        placed(one.metrics, ", ".join(with_unit(name, figure) for name, figure in one.free.items())) for one in designs
+    ]
+    series = {"designs": points, "base": [placed(design.base_metrics, "base")]}
+    return scatter("Pareto front", series, label, labelled(told)[1])

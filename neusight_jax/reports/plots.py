@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES
 from neusight_jax.reports.page import Plot
 from neusight_jax.reports.text import INTERVAL
-from neusight_jax.units import MS, TERA, duration
+from neusight_jax.sensitivities import Sensitivity
+from neusight_jax.units import MS, TERA, duration, title_of
 
 SHOWN = 15
 """Kernels or rows in a picture of the most expensive ones."""
@@ -199,57 +200,82 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
     return Plot("Power over the step", traces, layout, caption)
 
 
-def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None = None) -> Plot:
-    """Elasticities of the total as bars, the exact secants as marks."""
-    exact = secants or {}
-    names = [name for name in total if max(abs(total[name]), abs(exact.get(name, 0.0))) > LEAST]
-    names.sort(key=lambda name: -total[name])
-    values = [total[name] for name in names]
-    bars = _bars(names, values, hover="%{y}: %{x:+.3f}", name="elasticity")
-    traces = [bars | {"marker": {"color": [FASTER if value < 0 else SLOWER for value in values]}}]
+def elasticities(results: Mapping[str, Sensitivity]) -> Plot:
+    """Elasticities of the total as bars, a colour for each machine; of a single one its exact secants as marks."""
+    first, single = next(iter(results.values())), len(results) == 1
+    exact = first.secants if single else {}
+    totals = {machine: result.total for machine, result in results.items()}
+    names = [
+        name for name in first.total if max(abs(total.get(name, 0.0)) for total in (*totals.values(), exact)) > LEAST
+    ]
+    names.sort(key=lambda name: -first.total[name])
+    titles = [title_of(name) for name in names]
+    traces = []
+    for place, (machine, total) in enumerate(totals.items()):
+        values = [total[name] for name in names]
+        bars = _bars(titles, values, hover="%{y}: %{x:+.3f}", name="elasticity" if single else machine)
+        signs = [FASTER if value < 0 else SLOWER for value in values]
+        traces.append(bars | {"marker": {"color": signs if single else _line_colour(place, len(results))}})
+    caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
     if exact:
         marks = {"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 3}}
         hover = "%{y}: %{x:+.3f}<extra>secant</extra>"
-        points = {"x": [exact[name] for name in names], "y": names, "hovertemplate": hover}
+        points = {"x": [exact[name] for name in names], "y": titles, "hovertemplate": hover}
         traces.append({"type": "scatter", "mode": "markers", "name": "secant", "marker": marks, **points})
-    layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
-    caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
-    if exact:
         caption += " Short lines are the secant; where it disagrees with the bar, a note says which to trust."
-    return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
+    layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
+    return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names) * len(results))
+
+
+Point: TypeAlias = tuple[float, float, str]
+"""A point of `scatter`: figure across, figure up, and what the point is."""
 
 
 def scatter(
     title: str,
-    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    series: Mapping[str, Sequence[Point]],
     across: str,
     up: str,
     limits: Mapping[str, float] | None = None,
+    better: tuple[int, int] | None = None,
 ) -> Plot:
-    """Points that trade one figure for another, in the order of the first, with lines at limits of it.
+    """Points that trade one figure for another, with lines through them and at limits.
 
     Args:
-      series: name -> points: figure across, figure up, and what the point is.
-      across, up: of the axes, with their units; an axis is in logarithms where its figures span decades (`_axis`).
+      series: name -> points.
+      across, up: of the axes, with their units; `_axis` says when one is in logarithms.
       limits: name -> value across.
+      better: of each figure 1 where more is better, -1 where less is: the line is then the Pareto front of a series.
+        None = it leads through all points, in the order of the first figure.
     """
     traces: list[dict[str, Any]] = []
-    for name, points in series.items():
-        xs, ys, texts = zip(*sorted(points), strict=True)
-        kind = {"type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True, "x": xs, "y": ys}
-        shown = {"text": texts, "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra>%{fullData.name}</extra>"}
-        traces.append({**kind, **shown, "marker": {"size": 9 if len(points) > 1 else 14}})
-    xs, ys = ([point[at] for points in series.values() for point in points] for at in (0, 1))
+    for place, (name, points) in enumerate(series.items()):
+        lines = {"type": "scatter", "line": {"color": f"var(--c{place % 8})"}}
+        for mode, shown in (
+            ("lines", sorted(points) if better is None else _front(points, better)),
+            ("markers", points),
+        ):
+            xs, ys, texts = zip(*shown, strict=True)
+            text = {"text": texts, "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra>%{fullData.name}</extra>"}
+            marker = {"size": 9 if len(points) > 1 else 14, "color": f"var(--c{place % 8})"}
+            legend = {"name": name, "showlegend": mode == "markers"}
+            traces.append({**lines, "mode": mode, "x": xs, "y": ys, "marker": marker, **text, **legend})
+    points = [point for points in series.values() for point in points]
+    values = [point[0] for point in points], [point[1] for point in points]
     for name, value in (limits or {}).items():
-        line = {
-            "type": "scatter",
-            "mode": "lines",
-            "name": name,
-            "showlegend": True,
-            "line": {"color": INK, "dash": "dash"},
-        }
-        traces.append({**line, "x": [value, value], "y": [min(ys), max(ys)], "hoverinfo": "name"})
-    return Plot(title, traces, {"xaxis": _axis(across, xs), "yaxis": _axis(up, ys)})
+        line = {"type": "scatter", "mode": "lines", "name": name, "showlegend": True, "hoverinfo": "name"}
+        dash = {"color": INK, "dash": "dash"}
+        traces.append({**line, "x": [value, value], "y": [min(values[1]), max(values[1])], "line": dash})
+    return Plot(title, traces, {"xaxis": _axis(across, values[0]), "yaxis": _axis(up, values[1])})
+
+
+def _front(points: Sequence[Point], better: tuple[int, int]) -> list[Point]:
+    """Points that no other beats in both figures, the best of the first figure first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (-better[0] * point[0], -better[1] * point[1])):
+        if not front or better[1] * point[1] > better[1] * front[-1][1]:
+            front.append(point)
+    return front
 
 
 def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:

@@ -95,4 +95,4 @@ def _front(curve: PowerCurve) -> Plot:
     if curve.target is not None:
         limits[f"{curve.target[0]} within {duration(curve.target[1])}"] = 100.0 * first.latency_s / curve.target[1]
     shown = {name: points for name, points in series.items() if points}
-    return scatter("Energy against speed", shown, _SPEED, "J a token", limits)
+    return scatter("Energy against speed", shown, _SPEED, "J a token", limits, better=(1, -1))

@@ -73,6 +73,6 @@ def report(result: Sensitivity, machine: GPU | None = None) -> Report:
         sentence=f"{below.sentence} Most would help: {'; '.join(helps(result))}.",
         facts=below.facts,
         cards=cards,
-        plots=[plots.elasticities(result.total, result.secants), *below.plots],
+        plots=[plots.elasticities({forecast.gpu: result}), *below.plots],
         tables=Group(tables(result), "", forecasts.tables(replace(forecast, notes=()))),
     )

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval, scatter
-from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, run_cells, table
+from neusight_jax.reports.text import INTERVAL, between, cells_table, headed, prices_fact, run_cells
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, counted, duration, figure_text
 
@@ -22,7 +22,7 @@ def tables(serving: Serving) -> RenderableType:
     rows = [_cells(choice, serving) for choice in answers]
     parts: list[RenderableType] = []
     if rows:
-        parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+        parts.append(cells_table("", rows))
     parts.append(
         f"users: most of one replica within the targets; tok: output tokens; W: mean of all GPUs, the boards alone; "
         f"in brackets: {INTERVAL}, of TPOT that of the kernels alone"
@@ -154,7 +154,7 @@ def _sentence(serving: Serving) -> str:
     if best is None:
         return f"No GPU serves {serving.workload['model']} within the targets."
     cells = _cells(best, serving)
-    words = [f"{cells['GPUs']} {best.gpu} ({cells['layout']}) carry the load"]
+    words = [f"The load takes {cells['GPUs']} {best.gpu} ({cells['layout']})"]
     words += [f"{name} {text}" for name, text in cells.items() if name.startswith(("TTFT", "TPOT"))]
     words += [f"{cells['W']} W, {cells['J/tok']} J an output token"] * (best.power_w is not None)
     if best.costs:
@@ -173,4 +173,4 @@ def _front(serving: Serving, key: str) -> Plot:
     most = serving.workload["tpot_s"]
     limits = {f"target, {duration(most)} a token": 1.0 / most} if most else {}
     across, up = f"tokens/s of a user, {key}", "tokens/s of a GPU"
-    return scatter("Throughput against speed", series, across, up, limits)
+    return scatter("Throughput against speed", series, across, up, limits, better=(1, 1))

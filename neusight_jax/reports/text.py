@@ -100,6 +100,16 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text
     return out
 
 
+def cells_table(title: str, rows: Sequence[Mapping[str, str]], text_columns: int = 2) -> Table:
+    """Table of rows by the names of their columns; a row that lacks one has a dash.
+
+    Args:
+      rows: name of a column -> cell; text_columns: as in `table`.
+    """
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return table(title, header, [[row.get(name, "-") for name in header] for row in rows], text_columns)
+
+
 def headed(head: str, *parts: RenderableType, notes: Iterable[str] = ()) -> Group:
     """A bold head, the parts below it (text as it stands, no markup), and every note on a line of its own."""
     lines = [*parts, *(f"{NOTE}{note}" for note in notes)]
