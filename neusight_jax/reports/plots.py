@@ -74,6 +74,7 @@ def shares(forecast: Forecast) -> Plot:
         "text": [f"{duration(sums[path])}<br>{sums[path] / total:.1%}" for path in paths],
         "hovertemplate": "%{label}<br>%{text}<extra></extra>",
         "textinfo": "label+text",
+        "marker": {"colors": [colour_of(path[1]) if len(path) > 1 else "var(--line)" for path in paths]},
     }
     layout = {"margin": {"l": 4, "r": 4, "t": 30, "b": 4}, "uniformtext": {"minsize": 10, "mode": "hide"}}
     return Plot("Where the time goes", [trace], layout, "Area is time: phase, family, node of the model.")
