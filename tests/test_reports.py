@@ -220,9 +220,9 @@ def test_the_first_screen_answers_in_a_sentence(results: dict[str, Result], page
     assert "4.00 USD an hour, 0.20 (0.10 to 0.30) USD per million tokens" in said["serving"]
     assert said["design"].startswith("A GPU with multiprocessors 120 SMs: 900 ms in place of 1.8 s")
     for kind, text in pages.items():
-        places = [text.index(part) for part in ('class="sentence"', 'class="cards"', "<figure>", 'class="tables"')]
+        places = [text.index(part) for part in ('class="sentence"', "<figure>", 'class="tables"')]
         assert places == sorted(places), kind
-        assert text[: places[3]].count("<figure>") <= 2
+        assert text[: places[2]].count("<figure>") <= 2
         assert Parsed(text).text.count(said[kind]) == 1
         assert "note: " not in Parsed(text).text
     noted = replace(forecast, notes=tuple(f"caveat {number}" for number in range(5)))
@@ -448,18 +448,20 @@ def test_a_headline_says_a_tie_where_the_table_does(results: dict[str, Result]) 
     assert isinstance(layouts, Layouts)
     assert isinstance(serving, Serving)
     first, last = found.candidates
-    assert page.report_of(found).cards[0] == ("Best by latency", first.gpu, "")
+    assert page.report_of(found).sentence.startswith(f"{first.gpu} is the fastest: ")
+    assert "a tie" not in page.report_of(found).sentence
     tied = replace(found, candidates=(replace(first, tie=True), replace(last, rank=1, tie=True)))
-    assert page.report_of(tied).cards[0] == ("Best by latency", f"{first.gpu}, {last.gpu}", "a tie")
+    assert f"a tie with {last.gpu}" in page.report_of(tied).sentence
     second = replace(serving.choices[0], gpu="H200", tie=True)
     tied_servers = replace(serving, choices=(replace(serving.choices[0], tie=True), second))
-    assert page.report_of(serving).cards[0] == ("Best by cost", "H100", "2 GPUs")
-    assert page.report_of(tied_servers).cards[0] == ("Best by cost", "H100, H200", "a tie; of H100 2 GPUs")
+    assert "a tie" not in page.report_of(serving).sentence
+    assert "; a tie with H200; " in page.report_of(tied_servers).sentence
     machine = layouts.machines[0]
     choices = tuple(replace(item, rank=1, tie=True) for item in machine.choices)
-    (card,) = page.report_of(replace(layouts, machines=(replace(machine, choices=choices, tie=True),))).cards
-    assert card[0] == "4x H100, a tie"
-    assert "a tie with 1 more" in card[2]
+    machines = (replace(machine, choices=choices, tie=True), replace(machine, name="8x T4", tie=True))
+    sentence = page.report_of(replace(layouts, machines=machines)).sentence
+    assert sentence.startswith("4x H100, a tie with 8x T4: 460 ms a step")
+    assert "a tie with 1 more" in sentence
 
 
 def test_cells_carry_their_values() -> None:

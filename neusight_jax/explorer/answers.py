@@ -115,7 +115,8 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     many = f"{load.gpus}x " if load.is_job else ""
-    names = [f"{'AB'[place]}: {many}{variant.base}" for place, variant in enumerate(variants)]
+    letters = ("A: ", "B: ") if len(variants) > 1 else ("",)
+    names = [f"{letter}{many}{variant.base}" for letter, variant in zip(letters, variants, strict=True)]
     pairs = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
     made = {name: forecast for name, (forecast, _) in pairs.items()}
     pictures = [

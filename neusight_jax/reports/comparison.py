@@ -115,7 +115,7 @@ def report(comparison: Comparison) -> Report:
     prices = {item.gpu: item.price_per_hour for item in comparison.candidates if item.price_per_hour is not None}
     facts |= prices_fact(prices, comparison.currency, comparison.price_file)
     title = f"{comparison.workload['model']} on {len(comparison.candidates)} GPUs"
-    return Report(title, facts, _sentence(comparison), _cards(comparison), pictures, tables(comparison))
+    return Report(title, facts, _sentence(comparison), pictures, tables(comparison))
 
 
 def _sentence(comparison: Comparison) -> str:
@@ -135,19 +135,3 @@ def _sentence(comparison: Comparison) -> str:
     much = "costs" if comparison.by == "cost" else "takes"
     after = f"; {following.gpu} {much} {_against_best(following)} times as much" if following else ""
     return f"{', '.join(words)}{after}."
-
-
-def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """The best, a tie where it is one, its latency, and the next that is told from it."""
-    best = [item for item in comparison.candidates if item.rank == 1]
-    if not best:
-        return [(f"Best by {comparison.by}", "none", "no GPU can run it")]
-    first = best[0]
-    tie = "a tie" if len(best) > 1 else ""
-    cards = [(f"Best by {comparison.by}", ", ".join(item.gpu for item in best), tie)]
-    cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(first.interval_s)))
-    following = next((item for item in comparison.candidates if item.rank > 1), None)
-    if following is not None:
-        measure = "cost" if comparison.by == "cost" else "time"
-        cards.append((following.gpu, _against_best(following), f"{measure} against the best"))
-    return cards

@@ -118,21 +118,11 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
     if front:
         pictures.insert(0, _front(front, metric, design))
     state = "" if design.feasible else "no machine keeps every budget; this one comes nearest"
-    cards = [
-        (name, with_unit(name, value), design.at_bounds.get(name, "") and "ends on a bound")
-        for name, value in design.free.items()
-    ]
-    told = _told(design)
-    cards.append((_TOLD[told], with_unit(told, after[told]), f"base {with_unit(told, before[told])}"))
-    if told in design.intervals:
-        spans = interval_text(design.intervals[told]), f"{INTERVAL} {_change_text(design, told)}"
-        cards[-1] = (*cards[-1][:2], f"{spans[0]}; {cards[-1][2]}")
-        cards.append(("Change against the base", f"{after[told] / before[told] - 1.0:+.1%}", spans[1]))
     fronts = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
     title = "A designed GPU" if design.shape is None else "A designed model"
-    return Report(title, facts, _sentence(design), cards, pictures, Group(tables(design), *fronts))
+    return Report(title, facts, _sentence(design), pictures, Group(tables(design), *fronts))
 
 
 def _sentence(design: Design) -> str:
@@ -141,7 +131,8 @@ def _sentence(design: Design) -> str:
     value, base = ({**seconds, **metrics}[told] for seconds, metrics in _sides(design))
     machine = ", ".join(f"{title_of(name)} {with_unit(name, figure)}" for name, figure in design.free.items())
     span = f" ({interval_text(design.intervals[told])})" if told in design.intervals else ""
-    change = f"{with_unit(told, value)}{span} in place of {with_unit(told, base)}"
+    change = f"{with_unit(told, value)}{span} in place of {with_unit(told, base)}, {value / base - 1.0:+.1%}"
+    change += f" ({INTERVAL} {_change_text(design, told)})" if told in design.intervals else ""
     kept = "" if design.feasible else "; no machine keeps every budget, this one comes nearest"
     return f"A GPU with {machine}: {change}{kept}."
 

@@ -87,7 +87,8 @@ def sentence(forecast: Forecast) -> str:
     interval = "" if forecast.interval_s is None else f" ({interval_text(forecast.interval_s)})"
     energy = f" and {energy_text(forecast.energy_j)}" if forecast.energy_j else ""
     run = f"; {run_line(forecast.run)}" if forecast.run else ""
-    return f"{forecast.model} on {where}: {what} takes {duration(forecast.total_s)}{interval}{energy}{run}."
+    lacks = f" It {_verdict(forecast)}." if forecast.fits is False else ""
+    return f"{forecast.model} on {where}: {what} takes {duration(forecast.total_s)}{interval}{energy}{run}.{lacks}"
 
 
 def _layout_lines(forecast: Forecast) -> list[str]:

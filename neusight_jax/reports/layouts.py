@@ -189,11 +189,6 @@ def report(layouts: Layouts) -> Report:
     ends = [step.interval_s for step in steps if step.interval_s is not None]
     bounds = [(low / MS, high / MS) for low, high in ends] if len(ends) == len(steps) else None
     latencies = [step.total_s / MS for step in steps]
-    cards = [
-        (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
-        for machine in layouts.machines
-        if machine.choices
-    ]
     joules = [step.joules_per_token for step in steps]
     pictures = [
         _times_and_memory(layouts),
@@ -205,7 +200,7 @@ def report(layouts: Layouts) -> Report:
     prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in layouts.machines}
     facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, layouts.currency)
     title, drawn = f"Layouts of {load['model']}", pictures if steps else ()
-    return Report(title, facts, _sentence(layouts), cards, drawn, tables(layouts))
+    return Report(title, facts, _sentence(layouts), drawn, tables(layouts))
 
 
 def _sentence(layouts: Layouts) -> str:
@@ -219,7 +214,9 @@ def _sentence(layouts: Layouts) -> str:
         cost = f", {run_line(best.step.run, layouts.currency)}"
     elif best.cost_per_million_tokens is not None:
         cost = f", {best.cost_per_million_tokens:,.4g} {layouts.currency} per million tokens"
-    return f"{machine.name}: {duration(best.step.total_s)} a step with {_best(machine)}{cost}."
+    tied = [other.name for other in layouts.machines if other.tie and other is not machine]
+    tie = f", a tie with {', '.join(tied)}" if machine.tie and tied else ""
+    return f"{machine.name}{tie}: {duration(best.step.total_s)} a step with {_best(machine)}{cost}."
 
 
 def _times_and_memory(layouts: Layouts) -> Plot:

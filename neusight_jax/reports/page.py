@@ -72,16 +72,16 @@ class Report:
     Attributes:
       title: of the page; facts: its header, name -> text.
       sentence: the answer in one sentence, with its interval and what it costs.
-      cards: the numbers that matter: name, number, what goes with it.
-      plots, tables: below them, in this order.
+      plots, tables: below it: two plots, the tables, the other plots.
+      cards: more numbers that matter, of a forecast: name, number, what goes with it.
     """
 
     title: str
     facts: Mapping[str, str]
     sentence: str = ""
-    cards: Sequence[tuple[str, str, str]] = ()
     plots: Sequence[Plot] = ()
     tables: RenderableType = ""
+    cards: Sequence[tuple[str, str, str]] = ()
 
 
 def require_report(path: Path | str | None, option: str = "--report") -> None:

@@ -57,23 +57,19 @@ def _cells(point: HeldBoard, curve: PowerCurve) -> list[str]:
 def report(curve: PowerCurve) -> Report:
     """The page of a curve: speed and joules a token over the watts of a board."""
     capped = [point for point in curve.points if point.power_limit_w is not None]
-    knee, best = curve.knee, curve.best
-    cards = [
-        ("Knee", limit_text(knee), f"{knee.speed:.0%} of the speed, {knee.joules_per_token:.3g} J a token"),
-        ("As it is", f"{curve.points[0].joules_per_token:.3g} J a token", f"{curve.points[0].power_w:,.4g} W"),
-    ]
-    if curve.target is not None:
-        within = f"{curve.target[0]} within {duration(curve.target[1])}"
-        cards.append(("Best", "none" if best is None else limit_text(best), within))
+    knee = curve.knee
     watts = {"caps": [(point.power_limit_w or 0.0, 100.0 * point.speed, limit_text(point)) for point in capped]}
     plots = [_front(curve), scatter("Speed", watts, "cap of a board, W", _SPEED)]
     facts = {"Workload": workload_text(curve.workload), "Machine": curve.gpu}
     before = curve.points[0].joules_per_token
     sentence = (
         f"{curve.workload['model']} on {curve.gpu}: at {limit_text(knee)} it keeps {knee.speed:.0%} of its speed "
-        f"and takes {knee.joules_per_token:.3g} J a token in place of {before:.3g}."
+        f"and takes {knee.joules_per_token:.3g} J a token in place of {before:.3g}"
     )
-    return Report(f"{curve.workload['model']} under caps", facts, sentence, cards, plots, tables(curve))
+    if curve.target is not None:
+        best = "nothing" if curve.best is None else limit_text(curve.best)
+        sentence += f"; {best} keeps {curve.target[0]} within {duration(curve.target[1])} for the least joules"
+    return Report(f"{curve.workload['model']} under caps", facts, f"{sentence}.", plots, tables(curve))
 
 
 _SPEED = "percent of the free speed"

@@ -60,19 +60,11 @@ def report(result: Sensitivity, machine: GPU | None = None) -> Report:
     """The page of elasticities, with the forecast that they belong to."""
     forecast = result.forecast
     below = forecasts.report(forecast, machine)
-    trusted = result.trusted
-    best = min(trusted, key=lambda name: trusted[name])
-    single = {name: value for name, value in trusted.items() if " " not in name}
-    name = min(single, key=lambda field: single[field])
-    cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
-    if result.host:
-        cards.append(("Host", f"{result.host:.1%}", "of the step, which no machine buys"))
-    cards.append(("Moves most", best, f"one percent more: {trusted[best]:+.2f} % of the time"))
     return Report(
         title=f"{below.title}: sensitivity",
         sentence=f"{below.sentence} Most would help: {'; '.join(helps(result))}.",
         facts=below.facts,
-        cards=cards,
+        cards=below.cards,
         plots=[plots.elasticities({forecast.gpu: result}), *below.plots],
         tables=Group(tables(result), "", forecasts.tables(replace(forecast, notes=()))),
     )

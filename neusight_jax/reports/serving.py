@@ -12,7 +12,7 @@ from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval, scatter
 from neusight_jax.reports.text import INTERVAL, between, cells_table, headed, prices_fact, run_cells
 from neusight_jax.serving.choices import Serving, ServingChoice
-from neusight_jax.units import MS, counted, duration, figure_text
+from neusight_jax.units import MS, duration, figure_text
 
 
 def tables(serving: Serving) -> RenderableType:
@@ -133,19 +133,10 @@ def report(serving: Serving) -> Report:
         costs, bounds = [choice.costs["tokens"] for choice in shown], [choice.intervals["cost"] for choice in shown]
         unit = f"{serving.currency or 'cost'} per million tokens"
         pictures.insert(1, bars_with_interval("Cost", names, costs, bounds, unit))
-    cards = []
-    if shown:
-        tied = [choice.gpu for choice in shown if choice.rank == shown[0].rank]
-        count = counted(shown[0].gpus or 0, "GPU")
-        tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
-        cards = [(f"Best by {_ORDERS.get(serving.by, serving.by)}", ", ".join(tied), tie)]
-        if shown[0].power_w is not None:
-            joules = f"{shown[0].joules_per_token:.3g} J an output token"
-            cards.append((f"Power of {names[0]}", f"{shown[0].power_w:,.0f} W", joules))
     facts = {"Workload": _head(serving), "Machine": ", ".join(dict.fromkeys(choice.gpu for choice in serving.choices))}
     facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, serving.currency)
     title, drawn = f"Serving {serving.workload['model']}", pictures if shown else ()
-    return Report(title, facts, _sentence(serving), cards, drawn, tables(serving))
+    return Report(title, facts, _sentence(serving), drawn, tables(serving))
 
 
 def _sentence(serving: Serving) -> str:
@@ -155,6 +146,10 @@ def _sentence(serving: Serving) -> str:
         return f"No GPU serves {serving.workload['model']} within the targets."
     cells = _cells(best, serving)
     words = [f"The load takes {cells['GPUs']} {best.gpu} ({cells['layout']})"]
+    tied = [
+        gpu for gpu, choice in _first_by_gpu(serving.choices).items() if choice.rank == best.rank and gpu != best.gpu
+    ]
+    words += [f"a tie with {', '.join(tied)}"] if tied else []
     words += [f"{name} {text}" for name, text in cells.items() if name.startswith(("TTFT", "TPOT"))]
     words += [f"{cells['W']} W, {cells['J/tok']} J an output token"] * (best.power_w is not None)
     if best.costs:

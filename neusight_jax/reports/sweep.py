@@ -43,11 +43,6 @@ def report(done: Sweep) -> Report:
         title=f"{done.rows:,} machines",
         facts={"Workload": loads, "Machine": ", ".join(map(str, frame["gpu"].unique())), "File": str(done.output)},
         sentence=f"Of {done.rows:,} forecasts the fastest takes {duration(low)}, the slowest {duration(high)}.",
-        cards=[
-            ("Forecasts", f"{done.rows:,}", f"{len(fields)} fields vary"),
-            ("Fastest", duration(low), ""),
-            ("Slowest", duration(high), f"{high / low:.3g} times the fastest"),
-        ],
         plots=[picture],
         tables=Group(tables(done), "", fastest),
     )
