@@ -115,6 +115,7 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     many = f"{load.gpus}x " if load.is_job else ""
+    live, machine, checkpoint = shown[-1]
     letters = ("A: ", "B: ") if len(variants) > 1 else ("",)
     names = [f"{letter}{many}{variant.base}" for letter, variant in zip(letters, variants, strict=True)]
     pairs = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
@@ -144,7 +145,7 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
             for result, machine, checkpoint in shown
         ],
         "differences": _differences(*((result.forecast, machine) for result, machine, _ in shown)),
-        **copies(load, variants[-1], shown[-1][2]),
+        **copies(load, variants[-1], live.forecast.gpu, machine, checkpoint),
         "sequence_length": usual_length(load.model),
         "plots": [_drawn(picture) for picture in pictures],
     }

@@ -30,11 +30,7 @@ _FLAGS = {
 def machine_yaml(catalog: Catalog, content: Any) -> str:
     """The machine of a request as a file for `--gpu`, or of several GPUs for `--cluster`."""
     load, (*_, variant), _ = read(catalog, content)
-    return _yaml(load, variant)
-
-
-def _machine(load: Workload, variant: Variant) -> tuple[str, Machine]:
-    return variant.named() if load.gpus == 1 else variant.cluster(load.gpus)
+    return _yaml(load, variant, *(variant.named() if load.gpus == 1 else variant.cluster(load.gpus)))
 
 
 def _changed(variant: Variant, machine: Machine) -> dict[str, float]:
@@ -47,9 +43,8 @@ def _changed(variant: Variant, machine: Machine) -> dict[str, float]:
     return changed | {name: value for name, value in variant.figures.items() if name in LIMITS}
 
 
-def _yaml(load: Workload, variant: Variant) -> str:
+def _yaml(load: Workload, variant: Variant, name: str, machine: Machine) -> str:
     base = load_named_gpu(variant.base)[0]
-    name, machine = _machine(load, variant)
     changed = _changed(variant, machine)
     content: dict[str, Any] = {"name": name, "base": base, **changed}
     if isinstance(machine, Cluster):
@@ -60,12 +55,19 @@ def _yaml(load: Workload, variant: Variant) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def copies(load: Workload, variant: Variant, checkpoint: str) -> dict[str, str]:
-    """The forecast of the page as lines for a shell, and as a cell for a notebook."""
-    return {"command": _command(load, variant, checkpoint), "cell": _cell(load, variant, checkpoint)}
+def copies(load: Workload, variant: Variant, name: str, machine: Machine, checkpoint: str) -> dict[str, str]:
+    """The forecast of the page as lines for a shell, and as a cell for a notebook.
+
+    Args:
+      load, variant: of the request.
+      name, machine: of the forecast.
+      checkpoint: that made it.
+    """
+    command = _command(load, _yaml(load, variant, name, machine), checkpoint)
+    return {"command": command, "cell": _cell(load, variant, machine, checkpoint)}
 
 
-def _command(load: Workload, variant: Variant, checkpoint: str) -> str:
+def _command(load: Workload, file: str, checkpoint: str) -> str:
     """Lines that write the machine's file and forecast it; by its name a measured GPU would be forecast otherwise."""
     _, arguments = call_of(load)
     words = ["neusight-jax", "predict", load.model, "--gpu" if load.gpus == 1 else "--cluster", FILE]
@@ -75,12 +77,11 @@ def _command(load: Workload, variant: Variant, checkpoint: str) -> str:
     names = ("batch_size", "global_batch_size", "sequence_length", "dtype", "tensor_parallel")
     stated = {name: arguments[name] for name in names if arguments.get(name) is not None}
     words += [word for name, value in stated.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return f"cat > {FILE} <<'END'\n{_yaml(load, variant)}END\n{shlex.join(words)}"
+    return f"cat > {FILE} <<'END'\n{file}END\n{shlex.join(words)}"
 
 
-def _cell(load: Workload, variant: Variant, checkpoint: str) -> str:
+def _cell(load: Workload, variant: Variant, machine: Machine, checkpoint: str) -> str:
     name, arguments = call_of(load)
-    machine = _machine(load, variant)[1]
     gpu_figures = ", ".join(f"{field}={value!r}" for field, value in _changed(variant, machine).items())
     if isinstance(machine, Cluster):
         links = {field: value for field, value in variant.figures.items() if field in TOPOLOGY_FIELDS}

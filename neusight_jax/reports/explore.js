@@ -10,6 +10,7 @@ let held = null, tab = "one", drawn = [];
 let shown = 0, busy = false, again = false, running = null, last = "";
 
 const at = (id) => document.getElementById(id);
+const pause = () => new Promise((done) => setTimeout(done, 0));
 const live = () => tab === "one" || tab === "cluster";
 function made(kind, properties, ...children) {
   const node = Object.assign(document.createElement(kind), properties);
@@ -138,19 +139,24 @@ function showFigures(figures) {
     if (document.activeElement !== slider.input) slider.input.value = Math.log(value / slider.value);
   }
 }
-function showPlots(plots) {
+async function showPlots(plots) {
   const place = at("plots");
   drawn = plots;
   while (place.children.length < plots.length) {
     place.append(made("figure", { innerHTML: "<figcaption><h2></h2></figcaption><div class='plot'></div>" }));
   }
   while (place.children.length > plots.length) place.lastChild.remove();
-  return Promise.all(plots.map((plot, number) => {
-    const figure = place.children[number];
-    figure.querySelector("h2").textContent = plot.title;
-    figure.querySelector(".plot").style.minHeight = `${plot.layout.height}px`;
-    return drawPlot(figure.querySelector(".plot"), plot);
-  }));
+  const figures = [...place.children];
+  const seen = figures.map((figure) => figure.getBoundingClientRect()).map(({ top, bottom }) => bottom > 0 && top < innerHeight);
+  const order = [...plots.keys()].sort((one, other) => seen[other] - seen[one]);
+  for (const number of order) {  // one after another, so that the next move waits for one picture at most
+    if (again) return;
+    const { title, layout } = plots[number], spot = figures[number].querySelector(".plot");
+    figures[number].querySelector("h2").textContent = title;
+    spot.style.minHeight = `${layout.height}px`;
+    await drawPlot(spot, plots[number]);
+    await pause();
+  }
 }
 async function showStep(answer) {
   const step = answer.machines.at(-1);
@@ -167,8 +173,8 @@ async function showStep(answer) {
   form.elements.sequence_length.placeholder = answer.sequence_length || "";
   say(`checkpoint ${step.checkpoint}`);
   document.documentElement.dataset.shown = ++shown;
-  await new Promise((done) => setTimeout(done, 0));
-  if (!again) await showPlots(answer.plots);
+  await pause();
+  await showPlots(answer.plots);
 }
 async function showReport(answer) {
   at("sentence").textContent = answer.sentence;
