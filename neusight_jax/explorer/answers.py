@@ -49,7 +49,7 @@ def _figures(machine: Machine) -> dict[str, float]:
     """Figures of a GPU, those that hold it back, and those of a cluster's links."""
     gpu = gpu_of(machine)
     figures = {name: float(np.asarray(getattr(gpu, name))) for name in FIELDS}
-    held = {name: float(np.asarray(gpu.limits().get(name, figures[of]))) for name, of in LIMITS.items()}
+    held = {name: float(np.asarray(value)) for name, value in gpu.limits().items()}
     links = {name: float(getattr(machine.topology, name)) for name in TOPOLOGY} if isinstance(machine, Cluster) else {}
     return figures | links | held
 
@@ -66,7 +66,8 @@ def sliders(catalog: Catalog, query: Mapping[str, str]) -> list[dict[str, Any]]:
     catalog.check_gpu(base)
     gpus = int(count) if count.isascii() and count.isdigit() and len(count) < 8 else 1
     variant, shown = Variant(base), []
-    for name, value in _figures((variant.cluster(gpus) if gpus > 1 else variant.named())[1]).items():
+    figures = _figures((variant.cluster(gpus) if gpus > 1 else variant.named())[1])
+    for name, value in (figures | {name: figures[of] for name, of in LIMITS.items()}).items():
         if name not in SWITCHES and value > 0:
             low, high = (LOWEST_CAP * value, value) if name in LIMITS else (value / REACH, value * REACH)
             scale, label = labelled(name, value)

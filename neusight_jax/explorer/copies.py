@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +38,8 @@ def _changed(variant: Variant, machine: Machine) -> dict[str, float]:
     """Every figure of a GPU that differs from the base, and what holds it back."""
     base, gpu = load_named_gpu(variant.base)[1], gpu_of(machine)
     figures = {name: float(np.asarray(getattr(gpu, name))) for name in FIELDS}
-    changed = {name: value for name, value in figures.items() if value != getattr(base, name)}
+    same = {name: math.isclose(value, getattr(base, name), rel_tol=1e-6) for name, value in figures.items()}
+    changed = {name: value for name, value in figures.items() if not same[name]}
     if changed.keys() & set(WIDTH_PEAKS):
         changed[WIDTH] = figures[WIDTH]  # left out, it would follow the peaks
     return changed | {name: value for name, value in variant.figures.items() if name in LIMITS}

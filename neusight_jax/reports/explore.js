@@ -132,8 +132,7 @@ function showDifferences(rows) {
 }
 function showFigures(figures) {
   for (const slider of machine.sliders) {
-    const value = figures[slider.name];
-    if (value === undefined) continue;
+    const value = figures[slider.name] ?? slider.value;  // what nothing holds is as the base has it
     if (document.activeElement !== slider.number) slider.number.value = Number((value / slider.scale).toPrecision(4));
     slider.row.classList.toggle("moved", Math.abs(value / slider.value - 1) > 1e-6);
     if (document.activeElement !== slider.input) slider.input.value = Math.log(value / slider.value);
@@ -198,6 +197,7 @@ async function update() {
     running = new AbortController();
     try {
       const answer = await (await post("forecast", request(list), running.signal)).json();
+      clearTimeout(timer);
       if (name !== named(machines()) || !live()) continue;  // its answer is of the name before
       last = name;
       await showStep(answer);
@@ -291,12 +291,13 @@ async function select(name) {
     button.tabIndex = button.dataset.tab === tab ? 0 : -1;
   });
   document.querySelectorAll("[data-tabs]").forEach((part) => { part.hidden = !part.dataset.tabs.split(" ").includes(tab); });
-  if (tab !== "cluster") form.elements.gpus.value = 1;
-  else if (Number(form.elements.gpus.value) < 2) form.elements.gpus.value = 8;
+  const { gpus, mode } = form.elements;
+  if (tab !== "cluster") gpus.value = 1;
+  else if (gpus.value < 2) [gpus.value, mode.value] = [8, "training"];
   const joined = (tab === "cluster") === (before === "cluster");
-  if (!joined) {  // links are figures of a cluster alone, and a job trains
+  if (!joined) {  // links are figures of a cluster alone
     held = null;
-    form.elements.mode.value = tab === "cluster" ? "training" : START.modes[0];
+    mode.value = tab === "cluster" ? "training" : START.modes[0];
   }
   fillBatch();
   showHeld();

@@ -216,7 +216,8 @@ def elasticities(results: Mapping[str, Sensitivity]) -> Plot:
         values = [total[name] for name in names]
         bars = _bars(titles, values, hover="%{y}: %{x:+.3f}", name="elasticity" if single else machine)
         signs = [FASTER if value < 0 else SLOWER for value in values]
-        traces.append(bars | {"marker": {"color": signs if single else _line_colour(place, len(results))}})
+        colours = {"color": signs if single else _line_colour(place, len(results))}
+        traces.append({**bars, "marker": colours, "showlegend": bool(exact) or not single})
     caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
     if exact:
         marks = {"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 3}}
@@ -224,7 +225,7 @@ def elasticities(results: Mapping[str, Sensitivity]) -> Plot:
         points = {"x": [exact[name] for name in names], "y": titles, "hovertemplate": hover}
         traces.append({"type": "scatter", "mode": "markers", "name": "secant", "marker": marks, **points})
         caption += " Short lines are the secant; where it disagrees with the bar, a note says which to trust."
-    layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
+    layout = {"xaxis": {"title": {"text": "% of time for 1 % more"}}}
     return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names) * len(results))
 
 
