@@ -66,10 +66,10 @@ def rows_of(model: str, mode: str, gpus: Sequence[str]) -> list[list[Any]]:
     if model.startswith("vit"):
         load["sequence_length"] = None
     graph = nj.graph_from_config(model, mode=mode, dtype=dtype, **load)
-    found = nj.compare(_predictor(default_checkpoint(graph.kernels)), gpus, graph)
+    comparison = nj.compare(_predictor(default_checkpoint(graph.kernels)), gpus, graph)
     kind = support.kind_of(model)
     rows = []
-    for item in found.candidates:
+    for item in comparison.candidates:
         letter = support.LETTERS[support.status(kind, item.gpu, dtype)]
         memory = None if item.memory_bytes is None else item.memory_bytes / 2**30
         numbers = (item.latency_s, item.low_s, item.high_s, item.joules_per_token, memory)

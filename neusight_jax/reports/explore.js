@@ -207,15 +207,15 @@ async function update() {
   busy = false;
 }
 async function question() {
-  const fields = new FormData(form), asked = tab;
+  const fields = new FormData(form), kind = tab;
   const numbers = QUESTION.filter((name) => fields.get(name)).map((name) => [name, Number(fields.get(name))]);
-  const body = { ...request([machine]), question: { kind: tab, ...Object.fromEntries(numbers) } };
+  const body = { ...request([machine]), question: { kind, ...Object.fromEntries(numbers) } };
   const before = JSON.stringify(body);
   stale();
   say("searching; the first answer compiles");
   try {
     const answer = await (await post("question", body)).json();
-    if (asked !== tab || before !== JSON.stringify({ ...request([machine]), question: body.question })) return;
+    if (kind !== tab || before !== JSON.stringify({ ...request([machine]), question: body.question })) return;
     blank();
     await showReport(answer);
     MAIN.classList.remove("stale", "renamed");
