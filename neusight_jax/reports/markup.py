@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neusight_jax.reports.text import NOTE
 from neusight_jax.units import quantity
 
+NOTE = "note: "
+"""How a line begins that says what an answer assumes, or what to know before trusting it."""
 NOTEBOOK_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
 

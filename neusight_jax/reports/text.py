@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neusight_jax.model.intervals import LEVEL
+from neusight_jax.reports.markup import NOTE
 from neusight_jax.units import duration
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 INTERVAL = f"{LEVEL:.0%} interval"
 """What an interval is called in tables and sentences."""
-
-
-NOTE = "note: "
-"""How a line begins that says what an answer assumes, or what to know before trusting it."""
 
 
 def between(bounds: tuple[float, float], text: Callable[[float], str] = duration) -> str:
