@@ -42,7 +42,7 @@ def main() -> None:
             if chosen:
                 page.run(f"{CHOOSE}({chosen!r})")
                 page.wait("document.querySelector('input[name=link_bytes_per_s]')")
-                page.wait("document.querySelectorAll('#plots figure').length === 2")
+                page.wait("document.querySelectorAll('#plots figure').length === 6")
             for each in figures:
                 page.run(f"{MOVE}('{each}', 0.3)")
             places = random.uniform(-1.0, 1.0, MOVES)

@@ -62,6 +62,28 @@ UNITS: dict[str, tuple[float, str]] = {
 }
 """Figure or metric -> the unit people use, in base units, and its name; others are times, or FLOP/s by their names."""
 
+TITLES: dict[str, str] = {
+    "num_sms": "multiprocessors",
+    "clock_hz": "clock",
+    "mem_bytes_per_s": "memory bandwidth",
+    "mem_bytes": "memory",
+    "l2_bytes": "L2 cache",
+    "tdp_w": "board power",
+    "link_bytes_per_s": "link to other GPUs",
+    "nic_bytes_per_s": "network of a GPU",
+    "link_latency_s": "link latency",
+    "nic_latency_s": "network latency",
+    "process_nm": "process node",
+    "exp_per_s": "exponentials",
+    "matrix_flop_per_cycle": "width of matrix units",
+    "power_limit_w": "power cap",
+    "clock_limit_hz": "locked clock",
+    "area_mm2": "chip area",
+    "power_w": "power",
+    "latency_s": "latency",
+}
+"""Figure or metric -> what people call it; peaks are called by their path, others by their name."""
+
 
 def is_whole(value: Any) -> bool:
     """Whether a value is one whole number, of Python or of NumPy."""
@@ -94,6 +116,33 @@ def energy_text(joules: float, digits: int = 4) -> str:
     return f"{joules / scale:.{digits}g} {name}"
 
 
+def title_of(name: str) -> str:
+    """A figure in words; rows of a sensitivity keep what stands behind the figure: clock with peaks."""
+    figure, _, rest = name.partition(" ")
+    if figure.endswith("_flop_per_s"):
+        words = f"{figure.removesuffix('_flop_per_s').replace('_', ' ')} peak"
+    else:
+        words = TITLES.get(figure, figure)
+    return f"{words} {rest}".rstrip()
+
+
+def unit_of(name: str, value: float = 0.0) -> tuple[float, str]:
+    """Factor and name of the unit that people use for a figure; bandwidths are in TB/s where the value takes it."""
+    if name in UNITS:
+        scale, unit = UNITS[name]
+    elif name.endswith("_latency_s"):
+        scale, unit = US, "us"
+    else:
+        scale, unit = _SCALES.get(base_unit(name), (1.0, base_unit(name)))
+    return (TERA, "TB/s") if unit == "GB/s" and value >= TERA else (scale, unit)
+
+
+def labelled(name: str, value: float = 0.0) -> tuple[float, str]:
+    """Factor and label of a figure or metric: memory bandwidth, GB/s (`unit_of`)."""
+    scale, unit = unit_of(name, value)
+    return scale, f"{title_of(name)}, {unit}" if unit else title_of(name)
+
+
 def with_unit(name: str, value: float) -> str:
     """A figure with the unit people use."""
     if name.endswith("_flop_per_s"):
@@ -114,10 +163,12 @@ def figure_text(name: str, value: float) -> str:
     base = base_unit(name)
     if name in UNITS or base in ("FLOP/s", "s"):
         return with_unit(name, value)
-    scale, unit = {"B": (GIB, "GiB"), "B/s": (GB, "GB/s"), "Hz": (GIGA, "GHz")}.get(base, (1.0, base))
+    scale, unit = unit_of(name)
     return f"{_digits(value / scale)} {unit}".rstrip()
 
 
+_SCALES = {"B": (GIB, "GiB"), "B/s": (GB, "GB/s"), "Hz": (GIGA, "GHz"), "FLOP/s": (TERA, "TFLOP/s")}
+"""Base unit -> the unit people use for figures that `UNITS` does not have."""
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": US, "µ": US, "m": MS, "k": 1e3, "M": MEGA, "G": GIGA, "T": TERA, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 _BASES = ("s", "B", "B/s", "bit/s", "FLOP", "FLOP/s", "Hz", "W", "J", "tokens/s", "1/s")

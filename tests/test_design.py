@@ -231,7 +231,7 @@ def test_intervals_of_a_design_are_shown(equal: Search) -> None:
     assert "900 ms to 1.1 s" in text
     assert "-31.0% to -20.0%" in text
     assert json.loads(shown.to_json())["change_intervals"]["latency_s"] == [0.69, 0.8]
-    assert any("-31.0% to -20.0%" in detail for _, _, detail in report(shown).cards)
+    assert "-31.0% to -20.0%" in report(shown).sentence
 
 
 def test_bounds_of_a_range_on_its_grain() -> None:

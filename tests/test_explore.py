@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,9 +21,12 @@ from browser import PROGRAM, browser
 
 import neusight_jax as nj
 from neusight_jax.cli import run
-from neusight_jax.explorer import answers
+from neusight_jax.explorer import answers, questions
 from neusight_jax.explorer.server import MOST_WAITING, Explorer
+from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.reports.page import report_of
+from neusight_jax.units import duration
 
 NAME = "NVIDIA H100 80GB HBM3"
 LOAD = {"model": "bert-tiny", "mode": "inference", "batch_size": 2, "sequence_length": 16, "dtype": ""}
@@ -41,13 +45,15 @@ CHOOSE = """((chosen) => {
   for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
   form.elements.gpus.dispatchEvent(new Event("change", { bubbles: true }));
 })"""
+KEY = "((key) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true })))"
 SHOWN = "[...document.querySelectorAll('.card .value')].map((each) => each.textContent)"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Explorer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "_predictor", lambda checkpoint: RooflinePredictor())
+        for module in (answers, questions):
+            patch.setattr(module, "predictor_of", lambda checkpoint: RooflinePredictor())
         explorer = Explorer(0, {"model": "bert-tiny", "gpu": NAME})
         threading.Thread(target=explorer.serve_forever, daemon=True).start()
         yield explorer
@@ -111,6 +117,82 @@ def test_a_variant_is_forecast_as_everywhere(server: Explorer) -> None:
     assert sum(each["x"][0] for each in shares) == pytest.approx(1e3 * wanted[0])
 
 
+def test_a_second_machine_is_compared_with_the_first(server: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences and ratios of what the two forecasts say, with the interval of the ratio as `compare` has it."""
+    monkeypatch.setattr(answers, "predictor_of", nj.load_predictor)
+    found = json.loads(ask(server, "/forecast", machines({}, {"mem_bytes_per_s": 1e12, "clock_hz": 1e9}))[1])
+    first, second = found["machines"]
+    step, energy = found["differences"][:2]
+    assert step[4].startswith(f"{second['total_s'] / first['total_s']:.3f} (80% interval ")
+    gpu, (_, moved) = nj.load_gpu("H100"), answers.Variant("H100", {"mem_bytes_per_s": 1e12, "clock_hz": 1e9}).named()
+    seconds = second["total_s"], first["total_s"]
+    low, high = ratio_interval(seconds, (tuple(second["interval_s"]), tuple(first["interval_s"])), (moved, gpu)) or ()
+    assert step[4].endswith(f"{low:.3f} to {high:.3f})")
+    assert low < seconds[0] / seconds[1] < high
+    assert energy[4] == f"{second['energy_j'] / first['energy_j']:.3f}"
+    assert json.loads(ask(server, "/forecast", machines({}))[1])["differences"] == []
+
+
+def test_what_would_help_is_what_it_does(server: Explorer) -> None:
+    """A tenth more of the figure that would help most takes about as much time off as the page says."""
+    load = {**LOAD, "model": "gpt2", "batch_size": 8, "sequence_length": 1024}
+    asked = {"workload": load, "machines": [{"base": "H100"}]}
+    (found,) = json.loads(ask(server, "/forecast", asked)[1])["machines"]
+    said = next(line for line in found["helps"] if line.startswith("10 % more memory bandwidth: "))
+    asked["machines"] = [{"base": "H100", "figures": {"mem_bytes_per_s": 1.1 * 3.35e12}}]
+    (after,) = json.loads(ask(server, "/forecast", asked)[1])["machines"]
+    share = float(said.removeprefix("10 % more memory bandwidth: ").partition("%")[0])
+    assert share == pytest.approx(100.0 * (1.0 - after["total_s"] / found["total_s"]), abs=0.5)
+    assert share > 1.0
+
+
+@pytest.mark.parametrize("gpus", [1, 16])
+def test_copies_forecast_the_same(gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command and the notebook cell that the page shows give the number that it shows."""
+    monkeypatch.setattr(answers, "predictor_of", nj.load_predictor)
+    asked = job({"nic_bytes_per_s": 5e9, "clock_hz": 1.5e9})
+    if gpus == 1:
+        asked = {**machines({"mem_bytes_per_s": 2e12}), "workload": {**LOAD, "model": "gpt2", "batch_size": 8}}
+    found = answers.answer(answers.Catalog("bert-tiny", "H100"), asked)
+    space: dict[str, Any] = {}
+    exec(found["cell"], space)
+    shown = found["machines"][0]["total_s"]
+    assert space["forecast"].total_s == pytest.approx(shown, rel=1e-5)
+    monkeypatch.chdir(tmp_path)
+    lines = found["command"].splitlines()
+    Path("machine.yaml").write_text("\n".join(lines[1 : lines.index("END")]), encoding="utf-8")
+    assert run([*shlex.split(lines[-1])[1:], "--report", "page.html"]) == 0
+    assert duration(shown) in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_a_question_is_answered_by_its_report(server: Explorer) -> None:
+    """Caps of a board: the report of `power_curve`, its notes apart."""
+    code, text = ask(server, "/question", {**machines({"power_limit_w": 300.0}), "question": {"kind": "power"}})
+    found = json.loads(text)
+    assert code == 200, found
+    graph = nj.graph_from_config("bert-tiny", 2, 16)
+    curve = nj.power_curve(RooflinePredictor(), nj.load_gpu("H100"), graph, gpu_name=NAME)
+    assert found["sentence"] == report_of(curve).sentence
+    assert [plot["title"] for plot in found["plots"]] == ["Energy against speed", "Speed"]
+    assert "<table" in found["tables"]
+    assert found["assumes"] == list(curve.notes)
+    for question, said in (
+        ({"kind": "gossip"}, "question 'gossip', expected one of serving, power, design"),
+        ({"kind": "serving", "users": 1.5}, "users is 1.5, expected a whole number from 1"),
+    ):
+        code, text = ask(server, "/question", {**machines({}), "question": question})
+        assert (code, said in json.loads(text)["error"]) == (400, True)
+
+
+def test_real_gpus_are_marked_on_sliders(server: Explorer) -> None:
+    found = {each["name"]: each for each in json.loads(ask(server, "/sliders?gpu=H100")[1])}
+    ticks = dict(found["mem_bytes_per_s"]["ticks"])
+    assert ticks["H200"] == nj.load_gpu("H200").mem_bytes_per_s
+    assert found["mem_bytes_per_s"]["label"] == "memory bandwidth, TB/s"
+    assert found["power_limit_w"]["high"] == found["tdp_w"]["value"]
+    assert all(each["low"] <= value <= each["high"] for each in found.values() for _, value in each["ticks"])
+
+
 def test_sliders_are_the_figures_it_has(server: Explorer) -> None:
     found = {each["name"]: each for each in json.loads(ask(server, "/sliders?gpu=H100")[1])}
     assert found["mem_bytes_per_s"]["value"] == 3.35e12
@@ -126,14 +208,14 @@ def test_a_variant_is_saved_as_a_file(server: Explorer, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     saved, (_, made) = nj.load_gpu(tmp_path / "mine.yaml"), answers.Variant("H100", {"clock_hz": 1.5e9}).named()
     assert saved == made
-    assert "clock_hz 1.5 GHz" in text
+    assert "clock 1.5 GHz" in text
 
 
 def test_its_report_is_that_of_commands(server: Explorer) -> None:
     code, text = ask(server, "/report.html", machines({"clock_hz": 1.5e9}))
     assert code == 200
     assert "<dt>Command</dt><dd><code>neusight-jax explore</code>" in text
-    assert f"{NAME} with clock_hz 1.5 GHz" in text
+    assert f"{NAME} with clock 1.5 GHz" in text
 
 
 def job(*figures: dict[str, float], **asked: Any) -> dict[str, Any]:
@@ -186,7 +268,7 @@ def test_a_forward_pass_is_split_over_all_gpus(server: Explorer) -> None:
 def test_sliders_of_a_cluster_are_those_of_its_links_too(server: Explorer) -> None:
     found = {each["name"]: each for each in json.loads(ask(server, "/sliders?gpu=H100&gpus=16")[1])}
     assert found["nic_bytes_per_s"]["value"] == 5e10
-    assert found["nic_latency_s"]["label"] == "nic_latency_s (us)"
+    assert found["nic_latency_s"]["label"] == "network latency, us"
     assert {"link_bytes_per_s", "mem_bytes_per_s"} <= set(found)
     assert not {"pair_share", "switch_reduction"} & set(found)
 
@@ -319,13 +401,28 @@ def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
         slower = page.run(f"{MOVE}('mem_bytes_per_s', -2)")
         assert slower != before
         assert page.run("document.querySelectorAll('.slider.moved').length") == 1
-        page.run("document.getElementById('two').click()")
-        page.wait("document.querySelectorAll('.machine .card .value').length > 5")
-        shown = page.run(
-            "[...document.querySelectorAll('.machine')].map(m => m.querySelector('.card .value').textContent)"
-        )
-        assert shown == [slower, before]
-        page.run("document.getElementById('two').click()")
+        page.run("document.getElementById('hold').click()")
+        page.wait("document.querySelectorAll('#differences td').length")
+        page.run(f"{MOVE}('mem_bytes_per_s', 0)")
+        row = "[...document.querySelectorAll('#differences tbody tr:first-child td')].map(cell => cell.textContent)"
+        assert page.run(row)[:2] == [slower, before]
+        page.run("document.getElementById('hold').click()")
+        page.wait("document.getElementById('differences').hidden")
+        page.run(f"{MOVE}('clock_hz', -0.5)")
+        slower = page.run("document.querySelector('.card .value').textContent")
+        kept = page.run("location.href")
+        page.open("about:blank", "true")
+        page.open(kept, "document.querySelectorAll('#plots .main-svg').length >= 3", width=1300)
+        assert page.run("document.querySelector('.card .value').textContent") == slower
+        assert page.run("document.getElementById('sentence').getAttribute('role')") == "status"
+        ink = "document.querySelector('#plots .main-svg text').style.fill"
+        light = page.run(ink)
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        page.wait(f"{ink} !== '{light}'")
+        page.run("document.querySelector('[data-tab=one]').focus()")
+        page.run(f"{KEY}('ArrowRight')")
+        page.wait("document.querySelector('[data-tab=cluster]').getAttribute('aria-selected') === 'true'")
+        page.wait("document.activeElement.dataset.tab === 'cluster'")
         page.run(f"{CHOOSE}({{model: 'llama-3.2-1b', dtype: 'bf16', gpus: 8}})")
         page.wait("document.querySelector('input[name=nic_bytes_per_s]')")
         page.wait("document.querySelectorAll('#plots figure').length === 6")

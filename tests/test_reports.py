@@ -18,6 +18,7 @@ pytest.importorskip("jinja2", reason="pages need the extra `report`")
 pytest.importorskip("plotly", reason="pages need the extra `report`")
 
 from browser import PROGRAM, browser
+from rich.table import Table
 
 import neusight_jax as nj
 from neusight_jax.cli import (
@@ -42,12 +43,13 @@ from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
+from neusight_jax.reports.markup import markdown, parts_of
 from neusight_jax.reports.text import between, interval_text
 from neusight_jax.scaling.rules import ScaledRun
 from neusight_jax.sensitivities import Sensitivity
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.sweeps.run import Sweep
-from neusight_jax.units import base_unit, quantity
+from neusight_jax.units import base_unit, energy_text, quantity
 
 H100 = nj.load_gpu("H100")
 READY = "document.documentElement?.dataset.ready == 'yes'"
@@ -204,6 +206,78 @@ def test_a_page_is_whole_and_loads_nothing(pages: dict[str, str]) -> None:
     assert "H100 <&>" in Parsed(pages["forecast"]).text  # escaped in the source
 
 
+def test_the_first_screen_answers_in_a_sentence(results: dict[str, Result], pages: dict[str, str]) -> None:
+    """With its interval and what it costs, before any picture; then what it assumes, once; two pictures; tables."""
+    forecast, found = results["forecast"], results["comparison"]
+    assert isinstance(forecast, Forecast)
+    assert isinstance(found, Comparison)
+    said = {kind: page.report_of(result).sentence for kind, result in results.items()}
+    assert all(said.values())
+    assert said["forecast"].startswith("gpt2 on H100 <&>: inference of a batch takes ")
+    assert energy_text(forecast.energy_j) in said["forecast"]
+    assert "80% interval 1.111 ms to 1.111 s" in said["comparison"]
+    assert said["serving"].startswith("The load takes 2 (2 to 4) H100 (1 x TP2)")
+    assert "4.00 USD an hour, 0.20 (0.10 to 0.30) USD per million tokens" in said["serving"]
+    assert said["design"].startswith("A GPU with multiprocessors 120 SMs: 900 ms in place of 1.8 s")
+    for kind, text in pages.items():
+        places = [text.index(part) for part in ('class="sentence"', "<figure>", 'class="tables"')]
+        assert places == sorted(places), kind
+        assert text[: places[2]].count("<figure>") <= 2
+        assert Parsed(text).text.count(said[kind]) == 1
+        assert "note: " not in Parsed(text).text
+    noted = replace(forecast, notes=tuple(f"caveat {number}" for number in range(5)))
+    shown = Parsed(noted.to_html(machine=H100)).text
+    assert [shown.count(note) for note in noted.notes] == [1] * 5
+    assert "and 2 more" in shown
+
+
+def test_a_report_for_a_pull_request(
+    results: dict[str, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Markdown of every kind of result: the sentence, the notes, and every cell of the tables; needs no extra."""
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    for kind, result in results.items():
+        page.write_report(tmp_path / "x.md", result, checkpoint="fp32", command="neusight-jax ...")
+        text = (tmp_path / "x.md").read_text(encoding="utf-8")
+        report = page.report_of(result)
+        assert text.startswith(f"# {report.title}\n\n{report.sentence}\n\n")
+        assert "- Command: neusight-jax ..." in text
+        for part in parts_of(report.tables):
+            if isinstance(part, Table):
+                for column in part.columns:
+                    assert all(str(cell).replace("|", "\\|") in text for cell in column.cells), kind
+                widths = {line.count(" | ") for line in markdown(part).splitlines() if line.startswith("| ")}
+                assert widths == {len(part.columns) - 1}
+    assert run(["predict", "gpt2", "--gpu", "H100", "--report", str(tmp_path / "y.md")]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "y.md").read_text(encoding="utf-8").startswith("# gpt2 on NVIDIA H100 80GB HBM3\n")
+
+
+def test_layouts_and_servers_are_drawn_by_what_they_trade(results: dict[str, Result]) -> None:
+    serving, layouts = results["serving"], results["layouts"]
+    front, *_ = page.report_of(serving).plots
+    _, points, target = front.traces
+    assert (points["x"], points["y"]) == ((1.0 / 0.03,), (0.0,))
+    assert target["x"] == [1.0 / 0.05] * 2
+    memory, *_ = page.report_of(layouts).plots
+    step = stepped()
+    assert memory.traces[1]["x"] == (step.memory_bytes / 2**30,) * 2
+    assert memory.traces[1]["y"] == pytest.approx((1e3 * step.total_s,) * 2)
+    assert memory.traces[2]["x"] == [80.0] * 2
+    points = [(1.0, 5.0, "a"), (2.0, 6.0, "b"), (3.0, 2.0, "c"), (4.0, 3.0, "d")]
+    for better, front in (((-1, -1), "ac"), ((1, 1), "db"), ((1, -1), "dc"), ((-1, 1), "ab")):
+        line, *_ = plots.scatter("", {"": points}, "", "", better=better).traces
+        assert "".join(line["text"]) == front
+
+
+def test_a_bar_that_dwarfs_the_rest_makes_the_axis_logarithmic() -> None:
+    even = plots.bars_with_interval("", ["a", "b", "c"], [1.0, 2.0, 19.0], None, "ms")
+    uneven = plots.bars_with_interval("", ["a", "b", "c"], [1.0, 2.0, 41.0], None, "ms")
+    zero = plots.bars_with_interval("", ["a", "b", "c"], [0.0, 2.0, 41.0], None, "ms")
+    assert [plot.layout["xaxis"].get("type") for plot in (even, uneven, zero)] == [None, "log", None]
+    assert uneven.layout["xaxis"]["title"]["text"] == "ms, logarithmic"
+
+
 def test_a_page_says_what_the_result_says(results: dict[str, Result], pages: dict[str, str]) -> None:
     forecast = results["forecast"]
     assert isinstance(forecast, Forecast)
@@ -237,11 +311,11 @@ def test_the_roofline_has_every_kernel_with_arithmetic(results: dict[str, Result
 def test_elasticities_are_the_result(results: dict[str, Result]) -> None:
     found = results["sensitivity"]
     assert isinstance(found, Sensitivity)
-    bars, marks = plots.elasticities(found.total, found.secants).traces
+    bars, marks = plots.elasticities({"H100": found}).traces
     drawn = dict(zip(bars["y"], bars["x"], strict=True))
-    assert drawn["mem_bytes_per_s"] == pytest.approx(found.total["mem_bytes_per_s"])
-    assert "link_bytes_per_s" not in drawn
-    assert dict(zip(marks["y"], marks["x"], strict=True))["mem_bytes_per_s"] == -0.4
+    assert drawn["memory bandwidth"] == pytest.approx(found.total["mem_bytes_per_s"])
+    assert "link to other GPUs" not in drawn
+    assert dict(zip(marks["y"], marks["x"], strict=True))["memory bandwidth"] == -0.4
 
 
 @pytest.mark.parametrize("up", ["mem_bytes_per_s", "nic_bytes_per_s"])
@@ -260,7 +334,7 @@ def test_a_page_of_a_picture_alone(
 ) -> None:
     found, out = results["sensitivity"], tmp_path / "bars.html"
     assert isinstance(found, Sensitivity)
-    bars = plots.elasticities(found.total, found.secants)
+    bars = plots.elasticities({"H100": found})
     console.plot_to(None, found, bars)
     console.plot_to(out, found, bars)
     assert capsys.readouterr().err == f"wrote {out}\n"
@@ -374,18 +448,20 @@ def test_a_headline_says_a_tie_where_the_table_does(results: dict[str, Result]) 
     assert isinstance(layouts, Layouts)
     assert isinstance(serving, Serving)
     first, last = found.candidates
-    assert page.report_of(found).cards[0] == ("Best by latency", first.gpu, "")
+    assert page.report_of(found).sentence.startswith(f"{first.gpu} is the fastest: ")
+    assert "a tie" not in page.report_of(found).sentence
     tied = replace(found, candidates=(replace(first, tie=True), replace(last, rank=1, tie=True)))
-    assert page.report_of(tied).cards[0] == ("Best by latency", f"{first.gpu}, {last.gpu}", "a tie")
+    assert f"a tie with {last.gpu}" in page.report_of(tied).sentence
     second = replace(serving.choices[0], gpu="H200", tie=True)
     tied_servers = replace(serving, choices=(replace(serving.choices[0], tie=True), second))
-    assert page.report_of(serving).cards[0] == ("Best by cost", "H100", "2 GPUs")
-    assert page.report_of(tied_servers).cards[0] == ("Best by cost", "H100, H200", "a tie; of H100 2 GPUs")
+    assert "a tie" not in page.report_of(serving).sentence
+    assert "; a tie with H200; " in page.report_of(tied_servers).sentence
     machine = layouts.machines[0]
     choices = tuple(replace(item, rank=1, tie=True) for item in machine.choices)
-    (card,) = page.report_of(replace(layouts, machines=(replace(machine, choices=choices, tie=True),))).cards
-    assert card[0] == "4x H100, a tie"
-    assert "a tie with 1 more" in card[2]
+    machines = (replace(machine, choices=choices, tie=True), replace(machine, name="8x T4", tie=True))
+    sentence = page.report_of(replace(layouts, machines=machines)).sentence
+    assert sentence.startswith("4x H100, a tie with 8x T4: 460 ms a step")
+    assert "a tie with 1 more" in sentence
 
 
 def test_cells_carry_their_values() -> None:
@@ -413,9 +489,8 @@ def test_what_a_command_refuses(
     for asked in (command, drawn):
         assert run([*asked, str(tmp_path / "x.pdf")]) == 2
         error = capsys.readouterr().err
-        assert (
-            f"{asked[-1]} {tmp_path / 'x.pdf'}: this is a page, expected a name that ends in .html; for a PDF" in error
-        )
+        either = ".html, or .md for a pull request; for a PDF" if asked[-1] == "--report" else ".html; for a PDF"
+        assert f"{asked[-1]} {tmp_path / 'x.pdf'}: this is a page, expected a name that ends in {either}" in error
         assert len(error.splitlines()) == 1
     monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     for asked in (command, drawn):

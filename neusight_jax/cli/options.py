@@ -75,9 +75,9 @@ ReportFile = Annotated[
     Path | None,
     typer.Option(
         "--report",
-        metavar="FILE.html",
+        metavar="FILE",
         callback=_page,
-        help="Also write it as a page for a browser, all in one file.",
+        help="Also write it as a page for a browser, .html, all in one file; or for a pull request, .md.",
     ),
 ]
 PriceFile = Annotated[Path | None, option("JSON, YAML or CSV, GPU: price of one for an hour.", metavar="FILE")]

@@ -54,5 +54,5 @@ def sensitivity(
     if plot is not None:
         from neusight_jax.reports.plots import elasticities
 
-        plot_to(plot, result, elasticities(result.total, result.secants))
+        plot_to(plot, result, elasticities({name: result}))
     answer(result, as_json, report, {"machine": gpu_of(machine)}, checkpoint=using.checkpoint)

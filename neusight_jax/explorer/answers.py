@@ -1,47 +1,57 @@
-"""Answers to the explorer's page: choices, forecasts of variants of machines, their files and reports."""
+"""Answers to the explorer's page: choices, forecasts of variants of machines, and reports of other questions."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import yaml
+import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.errors import InputError
-from neusight_jax.explorer.asked import Catalog, Variant, Workload, read
+from neusight_jax.explorer.asked import Catalog, Question, Variant, Workload, read, usual_length, work_of
+from neusight_jax.explorer.copies import copies
+from neusight_jax.explorer.questions import asked_of, predictor_of
 from neusight_jax.forecast import Forecast
-from neusight_jax.graph.configs.build import assumed_length, graph_from_config
-from neusight_jax.graph.configs.config import language_config, list_models, read_config
-from neusight_jax.graph.graph import Graph
-from neusight_jax.hardware.catalog import list_gpus
-from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Machine, gpu_of
-from neusight_jax.hardware.files import load_named_gpu
-from neusight_jax.hardware.gpu import FIELDS, SWITCHES, WIDTH, WIDTH_PEAKS
-from neusight_jax.job.job import Job, job_from_config
-from neusight_jax.job.parallelism import RECOMPUTE, Parallelism
-from neusight_jax.model.checkpoint import default_checkpoint, load_predictor
-from neusight_jax.model.predictor import Predictor
+from neusight_jax.graph.configs.config import list_models
+from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.gpu import FIELDS, LIMITS, SWITCHES
+from neusight_jax.job.parallelism import RECOMPUTE
+from neusight_jax.model.checkpoint import default_checkpoint
+from neusight_jax.model.intervals import ratio_interval
+from neusight_jax.power_curves import LOWEST_CAP
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
-from neusight_jax.reports.page import Plot, page_of
+from neusight_jax.reports.markup import markup, without_notes
+from neusight_jax.reports.page import Plot, page_of, report_of
+from neusight_jax.reports.sensitivity import helps
+from neusight_jax.reports.text import INTERVAL, between
 from neusight_jax.sensitivities import TOPOLOGY, Sensitivity, sensitivity
-from neusight_jax.units import MS, UNITS, US
+from neusight_jax.units import duration, energy_text, labelled
 
 REACH = 8.0
 """A slider goes from the base's figure over this to this many times it."""
 MODES: tuple[str, ...] = ("inference", "training", "prefill", "decode")
-WAYS: tuple[str, ...] = ("tensor", "pipeline", "context", "zero", "micro_batch_size", "recompute")
-"""Fields of `Parallelism` that the page says; the rest of the GPUs are replicas."""
+LANDMARKS: tuple[str, ...] = ("T4", "V100", "L4", "A100", "L40S", "RTX 4090", "H100", "H200", "B200", "MI300X")
+"""GPUs that people know: their figures are marked on sliders."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Chip and memory": ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes", "l2_bytes"),
+    "Power and caps": ("tdp_w", "process_nm", *LIMITS),
+    "Links": TOPOLOGY,
+}
+"""Groups of sliders; other figures are peaks."""
 
 
 def _figures(machine: Machine) -> dict[str, float]:
-    """Figures of a GPU, and of a cluster's links."""
-    figures = {name: float(getattr(gpu_of(machine), name)) for name in FIELDS}
+    """Figures of a GPU, those that hold it back, and those of a cluster's links."""
+    gpu = gpu_of(machine)
+    figures = {name: float(np.asarray(getattr(gpu, name))) for name in FIELDS}
+    held = {name: float(np.asarray(value)) for name, value in gpu.limits().items()}
     links = {name: float(getattr(machine.topology, name)) for name in TOPOLOGY} if isinstance(machine, Cluster) else {}
-    return figures | links
+    return figures | links | held
 
 
 def choices() -> dict[str, Any]:
@@ -51,62 +61,41 @@ def choices() -> dict[str, Any]:
 
 
 def sliders(catalog: Catalog, query: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Every figure of a machine that is an amount and that it has: its value, range, unit and what is shown."""
+    """Every figure of a machine that is an amount and that it has: its value, range, label, and real GPUs on it."""
     base, count = query.get("gpu", ""), query.get("gpus", "1")
     catalog.check_gpu(base)
     gpus = int(count) if count.isascii() and count.isdigit() and len(count) < 8 else 1
     variant, shown = Variant(base), []
-    for name, value in _figures((variant.cluster(gpus) if gpus > 1 else variant.named())[1]).items():
+    figures = _figures((variant.cluster(gpus) if gpus > 1 else variant.named())[1])
+    for name, value in (figures | {name: figures[of] for name, of in LIMITS.items()}).items():
         if name not in SWITCHES and value > 0:
-            scale, label = _scaled(name)
-            shown.append({"name": name, "value": value, "scale": scale, "label": label, "reach": REACH})
-    return shown
+            low, high = (LOWEST_CAP * value, value) if name in LIMITS else (value / REACH, value * REACH)
+            scale, label = labelled(name, value)
+            ticks = [(gpu, figure) for gpu, figure in _landmarks(name).items() if low <= figure <= high]
+            group = next((title for title, names in GROUPS.items() if name in names), "Peaks")
+            place = {"low": low, "high": high, "ticks": ticks}
+            shown.append({"name": name, "value": value, "scale": scale, "label": label, "group": group, **place})
+    return sorted(shown, key=lambda slider: [*GROUPS, "Peaks"].index(slider["group"]))
 
 
-def _scaled(name: str) -> tuple[float, str]:
-    if name in UNITS or name.endswith(("_flop_per_s", "_latency_s")):
-        return plots.scaled(name) if not name.endswith("_latency_s") else (US, f"{name} (us)")
-    return 1.0, name
-
-
-@functools.lru_cache(maxsize=16)
-def _work(load: Workload) -> Graph | Job:
-    if not load.is_job:
-        if load.tensor not in (1, load.gpus):
-            raise InputError(f"a forward pass is split over all {load.gpus} GPUs; expected tensor {load.gpus}")
-        shape = (load.batch_size, load.sequence_length, load.mode, load.dtype or None)
-        return graph_from_config(load.model, *shape, tensor_parallel=load.gpus)
-    taken = load.tensor * load.pipeline * load.context
-    if taken < 1 or load.gpus % taken:
-        raise InputError(f"{load.gpus} GPUs are no multiple of tensor · pipeline · context = {taken}; mend one")
-    layout = Parallelism(data=load.gpus // taken, **{name: getattr(load, name) for name in WAYS})
-    tokens = load.sequence_length or _usual_length(load.model)
-    sizes: dict[str, Any] = {"global_batch_size": load.batch_size, "sequence_length": tokens}
-    return job_from_config(load.model, layout, dtype=load.dtype or "bf16", **sizes)
-
-
-@functools.lru_cache(maxsize=64)
-def _usual_length(model: str) -> int | None:
-    """Tokens of a sequence where nobody says how many, as in every command; None where a model takes any number."""
-    try:
-        tokens, _ = assumed_length(language_config(read_config(model)), None, "training", None)
-    except InputError:
-        return None
-    return tokens if isinstance(tokens, int) else None
-
-
-@functools.lru_cache(maxsize=8)
-def _predictor(checkpoint: str) -> Predictor:
-    return load_predictor(checkpoint)
+@functools.cache
+def _landmarks(name: str) -> dict[str, float]:
+    """A figure of GPUs that people know; the first of those that share a value."""
+    if name not in FIELDS:
+        return {}
+    values: dict[float, str] = {}
+    for gpu in LANDMARKS:
+        values.setdefault(float(np.asarray(getattr(catalog_gpu(gpu), name))), gpu)
+    return {gpu: value for value, gpu in values.items()}
 
 
 def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tuple[Sensitivity, Machine, str]:
     """The forecast of a variant with its elasticities, the machine, and the checkpoint."""
-    work = _work(load)
+    work = work_of(load)
     name, machine = variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job)
     checkpoint = default_checkpoint(work.kernels)
     try:
-        return sensitivity(_predictor(checkpoint), machine, work, gpu_name=name, secants=secants), machine, checkpoint
+        return sensitivity(predictor_of(checkpoint), machine, work, gpu_name=name, secants=secants), machine, checkpoint
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -119,7 +108,7 @@ def _turn(load: Workload) -> threading.Lock:
 
 def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
     """Numbers and pictures of the machines that the page shows."""
-    load, variants = read(catalog, content)
+    load, variants, _ = read(catalog, content)
     with _turn(load):
         return _answer(load, variants)
 
@@ -127,13 +116,15 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     many = f"{load.gpus}x " if load.is_job else ""
-    names = [f"{'AB'[place]}: {many}{variant.base}" for place, variant in enumerate(variants)]
+    live, machine, checkpoint = shown[-1]
+    letters = ("A: ", "B: ") if len(variants) > 1 else ("",)
+    names = [f"{letter}{many}{variant.base}" for letter, variant in zip(letters, variants, strict=True)]
     pairs = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
     made = {name: forecast for name, (forecast, _) in pairs.items()}
     pictures = [
         *(forecasts.pictures(made) if load.is_job else ()),
-        _families(made),
-        _elasticities({name: result.total for name, (result, *_) in zip(names, shown, strict=True)}),
+        plots.families(made),
+        plots.elasticities({name: result for name, (result, *_) in zip(names, shown, strict=True)}),
         plots.roofline(pairs),
         plots.power(pairs),
     ]
@@ -145,62 +136,68 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
                 "energy_j": result.forecast.energy_j,
                 "power_w": result.forecast.power_w,
                 **result.forecast.parts,
+                "sentence": forecasts.sentence(result.forecast),
                 "cards": forecasts.cards(result.forecast),
+                "helps": helps(result),
                 "checkpoint": checkpoint,
                 "figures": _figures(machine),
                 "notes": result.notes,
             }
             for result, machine, checkpoint in shown
         ],
-        "sequence_length": _usual_length(load.model),
-        "plots": [
-            {"title": picture.title, "data": picture.traces, "layout": dict(picture.layout)} for picture in pictures
-        ],
+        "differences": _differences(*((result.forecast, machine) for result, machine, _ in shown)),
+        **copies(load, variants[-1], live.forecast.gpu, machine, checkpoint),
+        "sequence_length": usual_length(load.model),
+        "plots": [_drawn(picture) for picture in pictures],
     }
 
 
-def _families(by_machine: Mapping[str, Forecast]) -> Plot:
-    sums = [forecast.seconds_by("family") for forecast in by_machine.values()]
-    parts = {
-        name: [seconds.get(name, 0.0) / MS for seconds in sums]
-        for name in dict.fromkeys(key for seconds in sums for key in seconds)
-    }
-    return plots.stacked("Where the time goes", list(by_machine), parts, "ms")
+def _drawn(plot: Plot) -> dict[str, Any]:
+    """A picture as the page draws it."""
+    layout = {**plot.layout, "height": plot.height}
+    return {"title": plot.title, "caption": plot.caption, "data": plot.traces, "layout": layout}
 
 
-def _elasticities(totals: Mapping[str, Mapping[str, float]]) -> Plot:
-    first = next(iter(totals.values()))
-    names = [name for name in first if any(abs(total[name]) > plots.LEAST for total in totals.values())]
-    names.sort(key=lambda name: -first[name])
-    traces = [
-        {"type": "bar", "orientation": "h", "name": machine, "y": names, "x": [total[name] for name in names]}
-        for machine, total in totals.items()
+def _differences(
+    first: tuple[Forecast, Machine], second: tuple[Forecast, Machine] | None = None
+) -> list[tuple[str, str, str, str, str]]:
+    """Rows of what a second machine changes: figure, A, B, B less A, and B over A, of the time with its interval."""
+    if second is None:
+        return []
+    (before, held), (after, live) = first, second
+    bounds = ratio_interval((after.total_s, before.total_s), (after.interval_s, before.interval_s), (live, held))
+    figures: list[tuple[str, Callable[[float], str], float, float]] = [
+        ("Step", duration, before.total_s, after.total_s),
+        ("Energy", energy_text, before.energy_j, after.energy_j),
+        ("Power", lambda watts: f"{watts:,.0f} W", before.power_w, after.power_w),
+        ("Throughput", lambda rate: f"{rate:,.0f} tokens/s", before.tokens_per_s, after.tokens_per_s),
     ]
-    return Plot("What more of a figure buys", traces, {"xaxis": {"title": {"text": "% of time for 1 % more"}}})
+    rows = []
+    for name, text, old, new in figures:
+        if old and new:
+            interval = f" ({INTERVAL} {between(bounds, '{:.3f}'.format)})" if name == "Step" and bounds else ""
+            sign = "-" if new < old else "+"
+            rows.append((name, text(old), text(new), f"{sign}{text(abs(new - old))}", f"{new / old:.3f}{interval}"))
+    return rows
 
 
-def machine_yaml(catalog: Catalog, content: Any) -> str:
-    """A variant as a GPU file, its base and every figure that differs from it; or of several GPUs as a cluster file."""
-    load, (variant, *_) = read(catalog, content)
-    base, (name, machine) = (
-        load_named_gpu(variant.base),
-        variant.named() if load.gpus == 1 else variant.cluster(load.gpus),
-    )
-    gpu = gpu_of(machine)
-    changed = {field: float(getattr(gpu, field)) for field in FIELDS if getattr(gpu, field) != getattr(base[1], field)}
-    if not isinstance(machine, Cluster):
-        if changed.keys() & set(WIDTH_PEAKS):
-            changed[WIDTH] = float(getattr(machine, WIDTH))  # not told, it would follow the peaks
-        return yaml.safe_dump({"name": name, "base": base[0], **changed}, sort_keys=False, allow_unicode=True)
-    joined: Mapping[str, Any] = {field: getattr(machine.topology, field) for field in TOPOLOGY_FIELDS}
-    topology = {field: value if isinstance(value, int) else float(value) for field, value in joined.items()}
-    gpu_content = {"name": f"{base[0]}, changed", "base": base[0], **changed} if changed else base[0]
-    content = {"name": name, "gpu": gpu_content, "count": load.gpus, "topology": topology}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+def reported(catalog: Catalog, content: Any) -> dict[str, Any]:
+    """The answer to a question that takes seconds, as its report: sentence, cards, pictures and tables."""
+    load, (*_, variant), question = read(catalog, content)
+    with _turn(load):
+        report = report_of(asked_of(load, variant, question or Question()))
+    tables, assumes = without_notes(report.tables)
+    return {
+        "sentence": report.sentence,
+        "cards": report.cards,
+        "plots": [_drawn(picture) for picture in report.plots],
+        "tables": markup(tables),
+        "assumes": assumes,
+    }
 
 
 def report_page(catalog: Catalog, content: Any) -> str:
-    """The report of the first machine."""
-    load, (variant, *_) = read(catalog, content)
+    """The report of the machine whose figures are moved."""
+    load, (*_, variant), _ = read(catalog, content)
     result, machine, checkpoint = explored(load, variant, secants=not load.is_job)
     return page_of(result, machine=gpu_of(machine), checkpoint=checkpoint, command="neusight-jax explore")

@@ -1,21 +1,29 @@
-"""Requests of the explorer's page, as records."""
+"""Requests of the explorer's page, as records, and the work that they are of."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.configs.config import load_model_config, model_names
+from neusight_jax.graph.configs.build import assumed_length, graph_from_config
+from neusight_jax.graph.configs.config import language_config, load_model_config, model_names, read_config
+from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
 from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster
 from neusight_jax.hardware.files import check_topology, load_named_cluster, load_named_gpu, load_named_server
 from neusight_jax.hardware.gpu import GPU, check_figure
 from neusight_jax.hardware.variant import require_field, vary_plainly
-from neusight_jax.units import figure_text
+from neusight_jax.job.job import Job, job_from_config
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.units import figure_text, title_of
 
+WAYS: tuple[str, ...] = ("tensor", "pipeline", "context", "zero", "micro_batch_size", "recompute")
+"""Fields of `Parallelism` that the page says; the rest of the GPUs are replicas."""
 MOST_MACHINES = 2
+QUESTIONS: tuple[str, ...] = ("serving", "power", "design")
 MOST = 1_000_000
 """Most GPUs, sequences and tokens in a request."""
 
@@ -55,6 +63,38 @@ class Workload:
             optional = attribute.type != "int" and value is None
             if attribute.type != "str" and not optional and not (type(value) is int and least <= value <= MOST):
                 raise InputError(f"{name} is {value!r}, expected a whole number from {least} to {MOST:,}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question that takes some seconds: serving, caps of power, or the best chip under budgets.
+
+    Attributes:
+      kind: one of `QUESTIONS`.
+      input_tokens, output_tokens, users, ttft_ms, tpot_ms: of serving: a request, requests at once, and targets.
+      price_per_hour: of one GPU, 0 = none.
+      area_mm2, power_w: budgets of a design, 0 = as much as the base has.
+    """
+
+    kind: str = "power"
+    input_tokens: int = 1000
+    output_tokens: int = 200
+    users: int = 50
+    ttft_ms: int = 2000
+    tpot_ms: int = 50
+    price_per_hour: float = 0.0
+    area_mm2: float = 0.0
+    power_w: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in QUESTIONS:
+            raise InputError(f"question {self.kind!r}, expected one of {', '.join(QUESTIONS)}")
+        for attribute in fields(self)[1:]:
+            value, whole = getattr(self, attribute.name), attribute.type == "int"
+            fits = type(value) is int if whole else isinstance(value, int | float) and not isinstance(value, bool)
+            if not (fits and int(whole) <= value <= MOST):
+                kind = "a whole number" if whole else "a number"
+                raise InputError(f"{attribute.name} is {value!r}, expected {kind} from {int(whole)} to {MOST:,}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +144,9 @@ class Variant:
         return self._name(name), cluster.replace(gpu=gpu, topology=cluster.topology.replace(**joined))
 
     def _name(self, name: str) -> str:
-        changed = ", ".join(f"{figure} {figure_text(figure, value)}" for figure, value in self.figures.items())
+        changed = ", ".join(
+            f"{title_of(figure)} {figure_text(figure, value)}" for figure, value in self.figures.items()
+        )
         return f"{name} with {changed}" if changed else name
 
 
@@ -114,10 +156,11 @@ def _varied(name: str, gpu: GPU, figures: Mapping[str, float]) -> GPU:
     return vary_plainly(gpu, figures) if figures else gpu
 
 
-def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant]]:
+def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant], Question | None]:
     """A request of the page as records; `InputError` for one that is none, or for files the page may not open."""
     try:
         load = Workload(**content["workload"])
+        question = Question(**content["question"]) if "question" in content else None
         variants = [
             Variant(
                 str(machine["base"]), {str(name): float(value) for name, value in machine.get("figures", {}).items()}
@@ -133,4 +176,39 @@ def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant]]:
     catalog.check_model(load.model)
     for variant in variants:
         catalog.check_gpu(variant.base)
-    return load, variants
+    return load, variants, question
+
+
+def call_of(load: Workload) -> tuple[str, dict[str, Any]]:
+    """The public function that makes the work of a request, and its arguments."""
+    if not load.is_job:
+        if load.tensor not in (1, load.gpus):
+            raise InputError(f"a forward pass is split over all {load.gpus} GPUs; expected tensor {load.gpus}")
+        sizes = {name: getattr(load, name) for name in ("batch_size", "sequence_length", "mode")}
+        split = {"tensor_parallel": load.gpus} if load.gpus > 1 else {}
+        return "graph_from_config", {"config": load.model, **sizes, "dtype": load.dtype or None, **split}
+    taken = load.tensor * load.pipeline * load.context
+    if taken < 1 or load.gpus % taken:
+        raise InputError(f"{load.gpus} GPUs are no multiple of tensor · pipeline · context = {taken}; mend one")
+    layout = Parallelism(data=load.gpus // taken, **{name: getattr(load, name) for name in WAYS})
+    tokens = load.sequence_length or usual_length(load.model)
+    sizes = {"global_batch_size": load.batch_size, "sequence_length": tokens, "dtype": load.dtype or "bf16"}
+    return "job_from_config", {"config": load.model, "layout": layout, **sizes}
+
+
+@functools.lru_cache(maxsize=16)
+def work_of(load: Workload) -> Graph | Job:
+    """The work of a request."""
+    name, arguments = call_of(load)
+    made: Graph | Job = graph_from_config(**arguments) if name == "graph_from_config" else job_from_config(**arguments)
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def usual_length(model: str) -> int | None:
+    """Tokens of a sequence where nobody says how many, as in every command; None where a model takes any number."""
+    try:
+        tokens, _ = assumed_length(language_config(read_config(model)), None, "training", None)
+    except InputError:
+        return None
+    return tokens if isinstance(tokens, int) else None

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from neusight_jax import __version__
 from neusight_jax.errors import InputError, one_line
-from neusight_jax.explorer import answers
+from neusight_jax.explorer import answers, copies
 from neusight_jax.explorer.asked import Catalog
 from neusight_jax.reports.page import script_json, template, text_of
 from neusight_jax.tables import parse_content
@@ -143,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         made: dict[str, tuple[Callable[[Catalog, Any], str], str]] = {
             "/forecast": (lambda catalog, content: script_json(answers.answer(catalog, content)), _JSON),
-            "/gpu.yaml": (answers.machine_yaml, "application/yaml"),
+            "/question": (lambda catalog, content: script_json(answers.reported(catalog, content)), _JSON),
+            "/gpu.yaml": (copies.machine_yaml, "application/yaml"),
             "/report.html": (answers.report_page, _HTML),
         }
         path, query = self._asked()

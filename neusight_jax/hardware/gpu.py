@@ -174,8 +174,8 @@ WIDTH = "matrix_flop_per_cycle"
 WIDTH_PEAKS: tuple[str, ...] = ("bf16_flop_per_s", "fp16_flop_per_s")
 """Figures that tell the width of the matrix units."""
 
-LIMITS: tuple[str, ...] = ("power_limit_w", "clock_limit_hz")
-"""Figures of a GPU that somebody holds back; they are absent, not 0, where nobody does."""
+LIMITS: dict[str, str] = {"power_limit_w": "tdp_w", "clock_limit_hz": "clock_hz"}
+"""Figures of a GPU that somebody holds back, and what holds otherwise; they are absent, not 0, where nobody does."""
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(GPU) if field.name not in LIMITS)
 """Names of the figures that every GPU has."""
@@ -232,10 +232,9 @@ def stack_gpus(gpus: Sequence[GPU]) -> GPU:
     """Several GPUs as one record with arrays [gpu], to `vmap` over. `InputError` for an empty list."""
     if not gpus:
         raise InputError("no GPU to stack; expected at least one")
-    usual = {"power_limit_w": "tdp_w", "clock_limit_hz": "clock_hz"}
     limited = {
-        name: _stacked([gpu.limits().get(name, getattr(gpu, usual[name])) for gpu in gpus])
-        for name in LIMITS
+        name: _stacked([gpu.limits().get(name, getattr(gpu, usual)) for gpu in gpus])
+        for name, usual in LIMITS.items()
         if any(name in gpu.limits() for gpu in gpus)
     }
     return GPU(**{name: _stacked([getattr(gpu, name) for gpu in gpus]) for name in FIELDS}, **limited)

@@ -12,14 +12,15 @@ from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import (
     INTERVAL,
     between,
+    cells_table,
     headed,
     interval_text,
     prices_fact,
     run_cells,
     run_columns,
-    table,
+    short_number,
 )
-from neusight_jax.units import GIB, MS, duration
+from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
 
 
@@ -28,9 +29,7 @@ def tables(comparison: Comparison) -> RenderableType:
     several, priced = comparison.num_gpus > 1, comparison.priced
     measure = "cost" if comparison.by == "cost" else "time"
     rows = [_cells(item, comparison) for item in comparison.candidates]
-    parts: list[RenderableType] = [
-        table("", list(rows[0]) if rows else [], [list(row.values()) for row in rows], text_columns=2)
-    ]
+    parts: list[RenderableType] = [cells_table("", rows)]
     if any(item.tie for item in comparison.candidates):
         parts.append("= ties with the first of its rank: the interval of their ratio holds 1")
     if comparison.has_intervals and len(rows) > 1:
@@ -55,7 +54,7 @@ def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
     if comparison.has_intervals:
         cells[INTERVAL] = "-" if item.interval_s is None else between(item.interval_s)
     cells["against the best"] = _against_best(item)
-    cells |= {"samples/s": _number(item.samples_per_s), "tokens/s": _number(item.tokens_per_s)}
+    cells |= {"samples/s": short_number(item.samples_per_s), "tokens/s": short_number(item.tokens_per_s)}
     if comparison.workload["mode"] == "training" and any(other.mfu for other in comparison.candidates):
         cells |= {"MFU": _share(item.mfu), "HFU": _share(item.hfu)}
     run, runs = run_cells(item.run, comparison.currency), (other.run for other in comparison.candidates)
@@ -64,9 +63,9 @@ def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if comparison.priced:
         hour = f"per {'GPU ' if several else ''}hour{f' {comparison.currency}' if comparison.currency else ''}"
-        cells |= {hour: _number(item.price_per_hour), "per run": _number(item.cost_per_run)}
-        cells |= {"per 1k samples": _number(item.cost_per_1k_samples)}
-        cells |= {"per 1M tokens": _number(item.cost_per_million_tokens)}
+        cells |= {hour: short_number(item.price_per_hour), "per run": short_number(item.cost_per_run)}
+        cells |= {"per 1k samples": short_number(item.cost_per_1k_samples)}
+        cells |= {"per 1M tokens": short_number(item.cost_per_million_tokens)}
     return cells
 
 
@@ -98,10 +97,6 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-
-
 def report(comparison: Comparison) -> Report:
     """The page of a comparison."""
     items = [item for item in comparison.candidates if item.latency_s is not None]
@@ -120,20 +115,23 @@ def report(comparison: Comparison) -> Report:
     prices = {item.gpu: item.price_per_hour for item in comparison.candidates if item.price_per_hour is not None}
     facts |= prices_fact(prices, comparison.currency, comparison.price_file)
     title = f"{comparison.workload['model']} on {len(comparison.candidates)} GPUs"
-    return Report(title, facts, _cards(comparison), pictures, tables(comparison))
+    return Report(title, facts, _sentence(comparison), pictures, tables(comparison))
 
 
-def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """The best, a tie where it is one, its latency, and the next that is told from it."""
-    best = [item for item in comparison.candidates if item.rank == 1]
-    if not best:
-        return [(f"Best by {comparison.by}", "none", "no GPU can run it")]
-    first = best[0]
-    tie = "a tie" if len(best) > 1 else ""
-    cards = [(f"Best by {comparison.by}", ", ".join(item.gpu for item in best), tie)]
-    cards.append((f"Latency of {first.gpu}", duration(first.latency_s or 0.0), interval_text(first.interval_s)))
-    following = next((item for item in comparison.candidates if item.rank > 1), None)
-    if following is not None:
-        measure = "cost" if comparison.by == "cost" else "time"
-        cards.append((following.gpu, _against_best(following), f"{measure} against the best"))
-    return cards
+def _sentence(comparison: Comparison) -> str:
+    """The best, what it takes and costs, and how the next that is told from it compares."""
+    first, *rest = comparison.candidates or (None,)
+    if first is None or not first.rank:
+        return f"None of {len(comparison.candidates)} GPUs can run {comparison.workload['model']}."
+    best = "costs least" if comparison.by == "cost" else "is the fastest"
+    words = [f"{first.gpu} {best}: {duration(first.latency_s or 0.0)} a step"]
+    words += [interval_text(first.interval_s)] * (first.interval_s is not None)
+    words += [energy_text(first.energy_j)] if first.energy_j else []
+    if first.cost_per_million_tokens is not None:
+        words.append(f"{short_number(first.cost_per_million_tokens)} {comparison.currency} per million tokens")
+    tied = [item.gpu for item in rest if item.rank == first.rank]
+    words += [f"a tie with {_some(tied)}"] * bool(tied)
+    following = next((item for item in rest if item.rank > first.rank), None)
+    much = "costs" if comparison.by == "cost" else "takes"
+    after = f"; {following.gpu} {much} {_against_best(following)} times as much" if following else ""
+    return f"{', '.join(words)}{after}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -10,9 +10,9 @@ from rich.text import Text
 
 from neusight_jax.designs.answers import Design
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import INK, scaled
+from neusight_jax.reports.plots import scatter
 from neusight_jax.reports.text import INTERVAL, between, headed, interval_text, table
-from neusight_jax.units import with_unit
+from neusight_jax.units import labelled, title_of, with_unit
 
 
 def tables(design: Design) -> RenderableType:
@@ -106,50 +106,50 @@ def report(design: Design, base: str = "", front: Sequence[Design] = (), metric:
       front: designs of a Pareto front; none = no picture of it.
       metric: the budgeted metric that the front trades against latency.
     """
-    after, before = {**design.seconds, **design.metrics}, {**design.base_seconds, **design.base_metrics}
+    after, before = ({**seconds, **metrics} for seconds, metrics in _sides(design))
     changes = {name: 100.0 * (value / before[name] - 1.0) for name, value in after.items()}
     bars = {"type": "bar", "orientation": "h", "y": list(changes), "x": list(changes.values())}
     bars |= {"hovertemplate": "%{y}: %{x:+.1f} %<extra></extra>"}
     pictures = [Plot("Beside the base", [bars], {"xaxis": {"title": {"text": "change, %"}}}, "", 110 + 30 * len(after))]
     points = [(spent, float(np.exp(value - design.objective))) for spent, value in design.trace if np.isfinite(value)]
     if points:
-        pictures.append(
-            Plot("Search", [_line(points, "best so far")], _axes("evaluations", "objective, relative to the answer"))
-        )
+        best = {"best so far": [(spent, value, f"{spent} evaluations") for spent, value in points]}
+        pictures.append(scatter("Search", best, "evaluations", "objective, relative to the answer"))
     if front:
         pictures.insert(0, _front(front, metric, design))
     state = "" if design.feasible else "no machine keeps every budget; this one comes nearest"
-    cards = [
-        (name, with_unit(name, value), design.at_bounds.get(name, "") and "ends on a bound")
-        for name, value in design.free.items()
-    ]
-    told = _told(design)
-    cards.append((_TOLD[told], with_unit(told, after[told]), f"base {with_unit(told, before[told])}"))
-    if told in design.intervals:
-        spans = interval_text(design.intervals[told]), f"{INTERVAL} {_change_text(design, told)}"
-        cards[-1] = (*cards[-1][:2], f"{spans[0]}; {cards[-1][2]}")
-        cards.append(("Change against the base", f"{after[told] / before[told] - 1.0:+.1%}", spans[1]))
     fronts = [front_table(front, metric, design.notes)] if front else []
     facts = {"Workload": ", ".join(design.seconds), "Machine": f"a variant of {base or 'the base'}"}
     facts |= {"State": state} if state else {}
     title = "A designed GPU" if design.shape is None else "A designed model"
-    return Report(title, facts, cards, pictures, Group(tables(design), *fronts))
+    return Report(title, facts, _sentence(design), pictures, Group(tables(design), *fronts))
 
 
-def _line(points: Sequence[tuple[float, float]], name: str) -> dict[str, object]:
-    across, up = zip(*points, strict=True)
-    return {"type": "scatter", "mode": "lines+markers", "name": name, "x": across, "y": up}
+def _sentence(design: Design) -> str:
+    """The machine, what it does, and how that compares with the base."""
+    told = _told(design)
+    value, base = ({**seconds, **metrics}[told] for seconds, metrics in _sides(design))
+    machine = ", ".join(f"{title_of(name)} {with_unit(name, figure)}" for name, figure in design.free.items())
+    span = f" ({interval_text(design.intervals[told])})" if told in design.intervals else ""
+    change = f"{with_unit(told, value)}{span} in place of {with_unit(told, base)}, {value / base - 1.0:+.1%}"
+    change += f" ({INTERVAL} {_change_text(design, told)})" if told in design.intervals else ""
+    kept = "" if design.feasible else "; no machine keeps every budget, this one comes nearest"
+    return f"A GPU with {machine}: {change}{kept}."
 
 
-def _axes(across: str, up: str) -> dict[str, object]:
-    return {"xaxis": {"title": {"text": across}}, "yaxis": {"title": {"text": up}}}
+def _sides(design: Design) -> tuple[tuple[dict[str, float], dict[str, float]], ...]:
+    """Times and metrics of the design, and of the base."""
+    return (design.seconds, design.metrics), (design.base_seconds, design.base_metrics)
 
 
 def _front(designs: Sequence[Design], metric: str, design: Design) -> Plot:
-    scale, label = scaled(metric)
-    told = _told(design)
-    points = [(candidate.metrics[metric] / scale, candidate.metrics[told]) for candidate in designs]
-    star = {"symbol": "star", "size": 14, "color": INK}
-    base = _line([(design.base_metrics[metric] / scale, design.base_metrics[told])], "base")
-    traces = [_line(points, "designs"), {**base, "mode": "markers", "marker": star}]
-    return Plot("Pareto front", traces, _axes(label, "latency, s" if told == "latency_s" else told))
+    (scale, label), told = labelled(metric), _told(design)
+
+    def placed(metrics: Mapping[str, float], what: str) -> tuple[float, float, str]:
+        return metrics[metric] / scale, metrics[told], what
+
+    points = [
+        placed(one.metrics, ", ".join(with_unit(name, figure) for name, figure in one.free.items())) for one in designs
+    ]
+    series = {"designs": points, "base": [placed(design.base_metrics, "base")]}
+    return scatter("Pareto front", series, label, labelled(told)[1])

@@ -1,10 +1,22 @@
 const START = JSON.parse(document.getElementById("start").textContent);
-const STATUS = document.getElementById("status");
-const machines = [];
+const MAIN = document.querySelector("main"), STATUS = document.getElementById("status");
+const form = document.getElementById("workload");
 const COUNTS = ["gpus", "tensor", "pipeline", "context", "zero", "micro_batch_size"];
-const MAIN = document.querySelector("main");
+const QUESTION = ["input_tokens", "output_tokens", "users", "ttft_ms", "tpot_ms", "price_per_hour", "area_mm2", "power_w"];
+const STEP = 0.005;  // of sliders, in logarithms
+const TABS = [...document.querySelectorAll("#tabs button")];
+const machine = { base: START.first.gpu, figures: {}, sliders: [] };
+let held = null, tab = "one", drawn = [];
 let shown = 0, busy = false, again = false, running = null, last = "";
 
+const at = (id) => document.getElementById(id);
+const pause = () => new Promise((done) => setTimeout(done, 0));
+const live = () => tab === "one" || tab === "cluster";
+function made(kind, properties, ...children) {
+  const node = Object.assign(document.createElement(kind), properties);
+  node.append(...children);
+  return node;
+}
 function fill(select, names, chosen, empty) {
   select.replaceChildren(...names.map((name) => new Option(name || empty, name)));
   select.value = chosen;
@@ -14,13 +26,13 @@ function say(text, error) {
   STATUS.className = error ? "error" : "";
 }
 function workload() {
-  const form = new FormData(document.getElementById("workload"));
-  const length = form.get("sequence_length");
-  return { model: form.get("model"), mode: form.get("mode"), batch_size: Number(form.get("batch_size")),
-    sequence_length: length ? Number(length) : null, dtype: form.get("dtype"), recompute: form.get("recompute"),
-    ...Object.fromEntries(COUNTS.map((name) => [name, Number(form.get(name))])) };
+  const fields = new FormData(form), length = fields.get("sequence_length");
+  return { model: fields.get("model"), mode: fields.get("mode"), batch_size: Number(fields.get("batch_size")),
+    sequence_length: length ? Number(length) : null, dtype: fields.get("dtype"), recompute: fields.get("recompute"),
+    ...Object.fromEntries(COUNTS.map((name) => [name, Number(fields.get(name))])) };
 }
-function asked(list) {
+const machines = () => (held && live() ? [held, machine] : [machine]);
+function request(list) {
   return { workload: workload(), machines: list.map(({ base, figures }) => ({ base, figures })) };
 }
 function named(list) {  // what is forecast, in words
@@ -46,161 +58,293 @@ function post(path, body, signal) {
   return ask(path, { method: "POST", headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body), signal });
 }
+
+// The state of the page is in its address, so that a link brings it back.
+function remember() {
+  const state = new URLSearchParams({ tab, gpu: machine.base });
+  for (const [name, value] of new FormData(form)) if (value) state.set(name, value);
+  for (const [name, value] of Object.entries(machine.figures)) state.set(`figure.${name}`, value);
+  if (held) state.set("A", JSON.stringify({ base: held.base, figures: held.figures }));
+  history.replaceState(null, "", `#${state}`);
+}
+function recall() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of state) {
+    if (form.elements[name]) form.elements[name].value = value;
+    if (name.startsWith("figure.")) machine.figures[name.slice(7)] = Number(value);
+  }
+  machine.base = state.get("gpu") || machine.base;
+  try { held = JSON.parse(state.get("A")); } catch { /* no machine is held */ }
+  return state.get("tab");
+}
+
 function stale() {  // numbers on the page are of what was asked before
-  const now = named(machines);
+  const now = named(machines());
   MAIN.classList.add("stale");
+  remember();
+  if (!live()) {
+    MAIN.classList.add("renamed");
+    say("press Answer");
+    return;
+  }
   if (now === last) return;
   MAIN.classList.add("renamed");  // and stand under a name that is not theirs
   say(`forecasting ${now}`);
   if (running) running.abort();  // its answer is of the name before
 }
-function failed(error) {
-  MAIN.classList.remove("stale", "renamed");
+function blank() {
   last = "";
-  for (const { place } of machines)
-    place.querySelectorAll(".cards, .notes").forEach((part) => part.replaceChildren());
-  document.getElementById("plots").replaceChildren();
+  drawn = [];
+  for (const id of ["sentence", "notes", "plots"]) at(id).replaceChildren();
+  document.querySelectorAll(".cards, pre").forEach((part) => part.replaceChildren());
+  for (const id of ["helps", "differences", "tables"]) at(id).hidden = true;
+}
+function failed(error) {
+  blank();
+  MAIN.classList.remove("stale", "renamed");
   say(error.message, true);
 }
-async function save(path, machine, name) {
+async function save(path, name) {
   try {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(await (await post(path, asked([machine]))).blob());
-    link.download = name;
-    link.click();
+    made("a", { href: URL.createObjectURL(await (await post(path, request([machine]))).blob()), download: name }).click();
   } catch (error) { say(error.message, true); }
 }
-function cards(place, list) {
-  place.replaceChildren(...list.map(([name, value, detail]) => {
-    const card = document.createElement("div");
-    card.className = "card";
-    for (const [kind, text] of [["name", name], ["value", value], ["detail", detail]]) {
-      const line = document.createElement("div");
-      line.className = kind;
-      line.textContent = text;
-      card.append(line);
-    }
-    return card;
-  }));
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("copied");
+  } catch { say("the browser does not let the page copy; mark the text", true); }
 }
-function showFigures(machine, figures) {
+
+function showCards(list) {
+  document.querySelector("#answer .cards").replaceChildren(...list.map((texts) => made("div", { className: "card" },
+    ...["name", "value", "detail"].map((kind, place) => made("div", { className: kind, textContent: texts[place] })))));
+}
+function showList(place, lines) {
+  place.replaceChildren(...lines.map((line) => made("li", { textContent: line })));
+}
+function showDifferences(rows) {
+  at("differences").hidden = !rows.length;
+  const head = ["", "A", "B", "B - A", "B / A"].map((text) => made("th", { scope: "col", textContent: text }));
+  at("differences").querySelector("table").replaceChildren(made("thead", {}, made("tr", {}, ...head)),
+    made("tbody", {}, ...rows.map((row) => made("tr", {}, ...row.map((text, place) =>
+      made(place ? "td" : "th", { textContent: text }))))));
+}
+function showFigures(figures) {
   for (const slider of machine.sliders) {
-    const value = figures[slider.name];
-    if (value === undefined) continue;
-    slider.output.textContent = Number((value / slider.scale).toPrecision(4)).toLocaleString("en");
+    const value = figures[slider.name] ?? slider.value;  // what nothing holds is as the base has it
+    if (document.activeElement !== slider.number) slider.number.value = Number((value / slider.scale).toPrecision(4));
     slider.row.classList.toggle("moved", Math.abs(value / slider.value - 1) > 1e-6);
-    if (!(slider.name in machine.figures)) slider.input.value = Math.log(value / slider.value);
+    if (document.activeElement !== slider.input) slider.input.value = Math.log(value / slider.value);
   }
 }
-function showPlots(plots) {
-  const place = document.getElementById("plots");
+async function showPlots(plots) {
+  const place = at("plots");
+  drawn = plots;
   while (place.children.length < plots.length) {
-    const figure = document.createElement("figure");
-    figure.innerHTML = "<figcaption><h2></h2></figcaption><div class='plot'></div>";
-    place.append(figure);
+    place.append(made("figure", { innerHTML: "<figcaption><h2></h2></figcaption><div class='plot'></div>" }));
   }
   while (place.children.length > plots.length) place.lastChild.remove();
-  return Promise.all(plots.map((plot, at) => {
-    place.children[at].querySelector("h2").textContent = plot.title;
-    return drawPlot(place.children[at].querySelector(".plot"), plot);
-  }));
+  const figures = [...place.children];
+  const seen = figures.map((figure) => figure.getBoundingClientRect()).map(({ top, bottom }) => bottom > 0 && top < innerHeight);
+  const order = [...plots.keys()].sort((one, other) => seen[other] - seen[one]);
+  for (const number of order) {  // one after another, so that the next move waits for one picture at most
+    if (again) return;
+    const { title, layout } = plots[number], spot = figures[number].querySelector(".plot");
+    figures[number].querySelector("h2").textContent = title;
+    spot.style.minHeight = `${layout.height}px`;
+    await drawPlot(spot, plots[number]);
+    await pause();
+  }
 }
+async function showStep(answer) {
+  const step = answer.machines.at(-1);
+  at("sentence").textContent = step.sentence;
+  showCards(step.cards);
+  at("helps").hidden = false;
+  showList(at("helps").querySelector("ul"), step.helps);
+  showDifferences(answer.differences);
+  showFigures(step.figures);
+  showList(at("notes"), step.notes);
+  at("command").querySelector("pre").textContent = answer.command;
+  at("cell").querySelector("pre").textContent = answer.cell;
+  at("tables").hidden = true;
+  form.elements.sequence_length.placeholder = answer.sequence_length || "";
+  say(`checkpoint ${step.checkpoint}`);
+  document.documentElement.dataset.shown = ++shown;
+  await pause();
+  await showPlots(answer.plots);
+}
+async function showReport(answer) {
+  at("sentence").textContent = answer.sentence;
+  showCards(answer.cards);
+  showList(at("notes"), answer.assumes);
+  at("tables").hidden = false;
+  at("tables").querySelector("div").innerHTML = answer.tables;
+  document.documentElement.dataset.shown = ++shown;
+  await showPlots(answer.plots);
+}
+
 async function update() {
   stale();
+  if (!live()) return;
   if (busy) { again = true; return; }
   busy = true;
   do {
     again = false;
-    const list = machines.slice(), name = named(list);
+    const list = machines(), name = named(list);
     const timer = setTimeout(() => say(`compiling ${name}, once`), 700);
     running = new AbortController();
     try {
-      const answer = await (await post("forecast", asked(list), running.signal)).json();
-      if (name !== named(machines)) continue;  // its answer is of the name before
-      const field = document.getElementById("workload").elements.sequence_length;
-      field.placeholder = answer.sequence_length ? answer.sequence_length : "";
-      list.forEach((machine, at) => {
-        const found = answer.machines[at];
-        cards(machine.place.querySelector(".cards"), found.cards);
-        showFigures(machine, found.figures);
-        machine.place.querySelector(".notes").replaceChildren(...found.notes.map((note) => {
-          const item = document.createElement("li");
-          item.textContent = note;
-          return item;
-        }));
-      });
+      const answer = await (await post("forecast", request(list), running.signal)).json();
+      clearTimeout(timer);
+      if (name !== named(machines()) || !live()) continue;  // its answer is of the name before
       last = name;
-      say(`checkpoint ${answer.machines[0].checkpoint}`);
-      document.documentElement.dataset.shown = ++shown;
-      await new Promise((done) => setTimeout(done, 0));
-      if (!again) { await showPlots(answer.plots); }
+      await showStep(answer);
       if (!again) MAIN.classList.remove("stale", "renamed");
     } catch (error) { if (error.name !== "AbortError") failed(error); } finally { clearTimeout(timer); }
   } while (again);
   busy = false;
 }
-async function choose(machine, base) {
-  Object.assign(machine, { base, figures: {} });
+async function question() {
+  const fields = new FormData(form), kind = tab;
+  const numbers = QUESTION.filter((name) => fields.get(name)).map((name) => [name, Number(fields.get(name))]);
+  const body = { ...request([machine]), question: { kind, ...Object.fromEntries(numbers) } };
+  const before = JSON.stringify(body);
   stale();
+  say("searching; the first answer compiles");
+  try {
+    const answer = await (await post("question", body)).json();
+    if (kind !== tab || before !== JSON.stringify({ ...request([machine]), question: body.question })) return;
+    blank();
+    await showReport(answer);
+    MAIN.classList.remove("stale", "renamed");
+    say("answered");
+  } catch (error) { failed(error); }
+}
+
+function move(slider, value) {
+  const count = slider.name === "num_sms" ? Math.max(1, Math.round(value)) : value;
+  machine.figures[slider.name] = count;
+  if (Math.abs(count / slider.value - 1) < 1e-9) delete machine.figures[slider.name];  // as the base has it
+  update();
+}
+function sliderOf(slider) {
+  const id = `figure-${slider.name}`, text = { textContent: slider.label };
+  const end = (value) => STEP * Math.trunc(Math.log(value / slider.value) / STEP);  // so that the base is on a step
+  const input = made("input", { type: "range", id, name: slider.name, step: STEP, min: end(slider.low), max: end(slider.high),
+    value: 0 });
+  const number = made("input", { type: "number", step: "any", min: 0 });
+  number.setAttribute("aria-label", slider.label);
+  number.setAttribute("list", `${id}-gpus`);
+  const spot = (value) => 100 * Math.log(value / slider.low) / Math.log(slider.high / slider.low);
+  const ticks = slider.ticks.map(([gpu, value]) => {
+    const text = `${gpu}: ${Number((value / slider.scale).toPrecision(4))}`;
+    const tick = made("span", { title: text });
+    tick.style.left = `${spot(value)}%`;
+    tick.addEventListener("click", () => move(slider, value));
+    return tick;
+  });
+  const real = slider.ticks.map(([gpu, value]) => new Option(gpu, Number((value / slider.scale).toPrecision(4))));
+  input.addEventListener("input", () => move(slider, slider.value * Math.exp(Number(input.value))));
+  number.addEventListener("change", () => { if (number.value) move(slider, Number(number.value) * slider.scale); });
+  const row = made("div", { className: "slider" }, made("label", { htmlFor: id, ...text }), input, number,
+    made("div", { className: "ticks" }, ...ticks), made("datalist", { id: `${id}-gpus` }, ...real));
+  row.querySelector(".ticks").setAttribute("aria-hidden", "true");
+  return { ...slider, row, input, number };
+}
+async function choose(base, figures = {}) {
+  Object.assign(machine, { base, figures });
+  stale();
+  const gpus = tab === "cluster" ? workload().gpus : 1;
   let list;
   try {
-    list = await (await ask(`sliders?gpu=${encodeURIComponent(base)}&gpus=${workload().gpus}`)).json();
+    list = await (await ask(`sliders?gpu=${encodeURIComponent(base)}&gpus=${gpus}`)).json();
   } catch (error) { failed(error); return; }
   if (machine.base !== base) return;
-  machine.sliders = list.map((slider) => {
-    const row = document.createElement("label");
-    row.className = "slider";
-    const [name, output] = [document.createElement("span"), document.createElement("output")];
-    const input = Object.assign(document.createElement("input"), { type: "range", step: 0.005,
-      min: -Math.log(slider.reach), max: Math.log(slider.reach), value: 0, name: slider.name });
-    name.textContent = name.title = slider.label;
-    input.addEventListener("input", () => {
-      const value = slider.value * Math.exp(Number(input.value));
-      machine.figures[slider.name] = slider.name === "num_sms" ? Math.max(1, Math.round(value)) : value;
-      update();
-    });
-    row.append(name, input, output);
-    return { ...slider, row, input, output };
+  machine.sliders = list.map(sliderOf);
+  const groups = [...new Set(list.map((slider) => slider.group))].map((group) => {
+    const rows = machine.sliders.filter((slider) => slider.group === group).map((slider) => slider.row);
+    if (group !== "Peaks") return made("fieldset", {}, made("legend", { textContent: group }), ...rows);
+    return made("details", {}, made("summary", { textContent: "Peaks" }), ...rows);
   });
-  machine.place.querySelector(".sliders").replaceChildren(...machine.sliders.map((slider) => slider.row));
+  at("sliders").replaceChildren(...groups);
+  showFigures({ ...Object.fromEntries(list.map(({ name, value }) => [name, value])), ...figures });
   await update();
 }
-function addMachine(base) {
-  const place = document.getElementById("machine").content.cloneNode(true).firstElementChild;
-  const machine = { place, base, figures: {}, sliders: [] };
-  fill(place.querySelector(".gpu"), START.gpus.includes(base) ? START.gpus : [base, ...START.gpus], base);
-  place.querySelector(".gpu").addEventListener("change", (event) => choose(machine, event.target.value));
-  place.querySelector(".reset").addEventListener("click", () => choose(machine, machine.base));
-  place.querySelector(".yaml").addEventListener("click", () => save("gpu.yaml", machine, "gpu.yaml"));
-  place.querySelector(".report").addEventListener("click", () => save("report.html", machine, "report.html"));
-  document.getElementById("machines").append(place);
-  machines.push(machine);
-  return choose(machine, base);
+async function hold() {
+  held = held ? null : { base: machine.base, figures: { ...machine.figures } };
+  showHeld();
+  await update();
 }
-const form = document.getElementById("workload");
+function showHeld() {
+  for (const id of ["command", "cell", "report"]) at(id).hidden = !live();
+  at("hold").textContent = held ? "Let go of A" : "Hold as A";
+  at("hold").setAttribute("aria-pressed", Boolean(held));
+  at("hold").hidden = !live();
+}
+async function select(name) {
+  const before = tab;
+  tab = name;
+  TABS.forEach((button) => {
+    button.setAttribute("aria-selected", button.dataset.tab === tab);
+    button.tabIndex = button.dataset.tab === tab ? 0 : -1;
+  });
+  document.querySelectorAll("[data-tabs]").forEach((part) => { part.hidden = !part.dataset.tabs.split(" ").includes(tab); });
+  const { gpus, mode } = form.elements;
+  if (tab !== "cluster") gpus.value = 1;
+  else if (gpus.value < 2) [gpus.value, mode.value] = [8, "training"];
+  const joined = (tab === "cluster") === (before === "cluster");
+  if (!joined) {  // links are figures of a cluster alone
+    held = null;
+    mode.value = tab === "cluster" ? "training" : START.modes[0];
+  }
+  fillBatch();
+  showHeld();
+  if (before !== tab) blank();
+  await choose(machine.base, joined ? machine.figures : {});
+}
+function fillBatch() {  // every replica has something to do
+  const { gpus, batch_size: batch } = form.elements;
+  if (batch.value % gpus.value) batch.value = gpus.value;
+}
+async function changed(event) {
+  if (event.target.name === "gpus") {
+    const many = Number(event.target.value) > 1;
+    fillBatch();
+    if (many !== (tab === "cluster")) { await select(many ? "cluster" : "one"); return; }
+  }
+  await update();
+}
+
 fill(form.elements.model, START.models.includes(START.first.model) ? START.models
   : [START.first.model, ...START.models], START.first.model);
 fill(form.elements.mode, START.modes, START.first.mode || "inference");
 fill(form.elements.dtype, START.dtypes, START.first.dtype || "", "the model's own");
-form.addEventListener("submit", (event) => event.preventDefault());
 fill(form.elements.recompute, START.recompute, "none");
-async function changed(event) {
-  if (event.target.id === "two") return;
-  if (event.target.name !== "gpus") { update(); return; }
-  const gpus = Number(form.elements.gpus.value), many = gpus > 1, layout = document.getElementById("layout");
-  if (many) {  // a job trains, and each replica has something to do
-    if (layout.hidden) form.elements.mode.value = "training";
-    if (Number(form.elements.batch_size.value) % gpus) form.elements.batch_size.value = gpus;
-  }
-  const switched = layout.hidden === many;
-  layout.hidden = !many;
-  if (!switched) { update(); return; }
-  for (const machine of machines) await choose(machine, machine.base);
-}
+fill(at("gpu"), START.gpus.includes(machine.base) ? START.gpus : [machine.base, ...START.gpus], machine.base);
+form.addEventListener("submit", (event) => { event.preventDefault(); if (!live()) question(); });
 form.addEventListener("change", changed);
-document.getElementById("two").addEventListener("change", (event) => {
-  if (event.target.checked) { addMachine(machines[0].base); return; }
-  machines.pop().place.remove();
-  update();
+at("gpu").addEventListener("change", (event) => choose(event.target.value));
+at("reset").addEventListener("click", () => choose(machine.base));
+at("hold").addEventListener("click", hold);
+at("link").addEventListener("click", () => copy(location.href));
+at("yaml").addEventListener("click", () => save("gpu.yaml", "machine.yaml"));
+at("report").addEventListener("click", () => save("report.html", "report.html"));
+for (const id of ["command", "cell"]) {
+  at(id).querySelector("button").addEventListener("click", () => copy(at(id).querySelector("pre").textContent));
+}
+TABS.forEach((button, place) => {
+  button.addEventListener("click", () => select(button.dataset.tab));
+  button.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = TABS[(place + step + TABS.length) % TABS.length];
+    next.focus();
+    select(next.dataset.tab);
+  });
 });
-addMachine(START.first.gpu);
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => showPlots(drawn));
+tab = recall() || tab;
+at("gpu").value = machine.base;
+select(tab);

@@ -80,6 +80,17 @@ def tables(forecast: Forecast) -> RenderableType:
     return headed(head(forecast), *lines, *parts, notes=forecast.notes)
 
 
+def sentence(forecast: Forecast) -> str:
+    """The forecast in one sentence: time, interval, joules, and what a whole run costs where one is asked for."""
+    what = {"training": "a training step", "decode": "a decode step"}.get(forecast.mode, f"{forecast.mode} of a batch")
+    where = forecast.gpu or counted(forecast.gpus, "GPU")
+    interval = "" if forecast.interval_s is None else f" ({interval_text(forecast.interval_s)})"
+    energy = f" and {energy_text(forecast.energy_j)}" if forecast.energy_j else ""
+    run = f"; {run_line(forecast.run)}" if forecast.run else ""
+    lacks = f" It {_verdict(forecast)}." if forecast.fits is False else ""
+    return f"{forecast.model} on {where}: {what} takes {duration(forecast.total_s)}{interval}{energy}{run}.{lacks}"
+
+
 def _layout_lines(forecast: Forecast) -> list[str]:
     """Lines on how a job is split and its batch cut."""
     load = forecast.workload
@@ -167,6 +178,7 @@ def report(forecast: Forecast, machine: GPU | None = None) -> Report:
     where = counted(forecast.gpus, "GPU") if job else forecast.gpu or "the given GPU"
     return Report(
         title=f"{forecast.model} on {where}",
+        sentence=sentence(forecast),
         facts={"Workload": workload_text(forecast.workload), **machine_fact(forecast.gpu, machine), **layout},
         cards=cards(forecast),
         plots=[*(pictures({"step": forecast}) if forecast.total_s > forecast.compute_s else ()), *kernels],

@@ -11,18 +11,19 @@ from neusight_jax.forecast import Forecast
 from neusight_jax.hardware.files import gpu_in
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.memory import CROWDED_SHARE
-from neusight_jax.reports.forecast import NAMES
-from neusight_jax.reports.page import Report
-from neusight_jax.reports.plots import bars_with_interval, stacked
+from neusight_jax.reports import forecast as forecasts
+from neusight_jax.reports.page import Plot, Report
+from neusight_jax.reports.plots import bars_with_interval, scatter
 from neusight_jax.reports.text import (
     INTERVAL,
     between,
+    cells_table,
     command_text,
     headed,
     interval_text,
     prices_fact,
     run_cells,
-    table,
+    run_line,
 )
 from neusight_jax.units import GIB, MS, duration, energy_text
 from neusight_jax.workloads import workload_text
@@ -41,15 +42,12 @@ def tables(layouts: Layouts) -> RenderableType:
     if len(layouts.machines) > 1:
         rows = [_machine_cells(machine, layouts.currency) for machine in layouts.machines if machine.choices]
         if rows:
-            parts += [
-                table("Machines, by their best layout", list(rows[0]), [list(row.values()) for row in rows], 2),
-                "",
-            ]
+            parts += [cells_table("Machines, by their best layout", rows), ""]
     for machine in layouts.machines:
         parts.append(machine.verdict)
         if machine.choices:
             rows = [_cells(item, layouts.currency) for item in machine.choices]
-            parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+            parts.append(cells_table("", rows))
             parts += [f"{item.rank}: {item.why}" for item in machine.choices[:1]]
         parts += _near_lines(machine)
         parts.append("")
@@ -73,8 +71,7 @@ def _recipes(layouts: Layouts) -> list[RenderableType]:
     """The recipe of every machine, what others lack, and the commands of the first and of the smallest of each GPU."""
     fit = [machine for machine in layouts.machines if machine.choices]
     rows = [_recipe_cells(machine, layouts.currency) for machine in fit]
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    parts: list[RenderableType] = [table("", header, [[row.get(name, "-") for name in header] for row in rows], 2)]
+    parts: list[RenderableType] = [cells_table("", rows)]
     parts += [machine.verdict for machine in layouts.machines if not machine.choices]
     if any(machine.tie for machine in fit):
         parts.append("= its interval reaches that of the first")
@@ -129,47 +126,40 @@ def _crowded(item: Choice) -> bool:
     return item.step.memory_bytes > CROWDED_SHARE * item.step.mem_bytes
 
 
-def _interval_cell(step: Forecast) -> dict[str, str]:
-    return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
-
-
 def _cells(item: Choice, currency: str) -> dict[str, str]:
     step = item.step
-    cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", "layout": layout_text(step.workload["layout"])}
-    cells |= {"step": duration(step.total_s)}
-    cells |= _interval_cell(step)
-    cells |= {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
     shares = {"compute": step.compute_s, "bubble": step.bubble_s, "exposed": step.exposed_communication_s}
-    cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()}
-    cells["J/token"] = f"{step.joules_per_token or 0.0:.3g}"
-    cells |= _utilization_cells(step) | run_cells(step.run, currency)
+    cells = {"rank": f"{item.rank}{'=' if item.tie else ''}", **_rates(step)}
+    cells |= {name: f"{seconds / step.total_s:.1%}" for name, seconds in shares.items()} | _efficiency(step, currency)
     cells["memory"] = f"{step.memory_bytes / GIB:.1f} GiB{'!' if _crowded(item) else ' '}"
     if item.cost_per_million_tokens is not None:
         cells["per 1M tokens"] = f"{item.cost_per_million_tokens:,.4g}"
     return cells
 
 
-def _utilization_cells(step: Forecast) -> dict[str, str]:
-    return {"MFU": f"{step.mfu or 0.0:.1%}", "HFU": f"{step.hfu or 0.0:.1%}"}
-
-
 def _machine_cells(machine: Machine, currency: str) -> dict[str, str]:
     best = machine.choices[0]
-    cells = {
-        "machine": _named(machine),
-        "layout": layout_text(best.step.workload["layout"]),
-        "step": duration(best.step.total_s),
-    }
-    cells |= _interval_cell(best.step)
-    cells |= {"tokens/s": f"{best.step.tokens_per_s:,.0f}", "a GPU": f"{best.step.tokens_per_s / machine.gpus:,.0f}"}
-    cells |= {"J/token": f"{best.step.joules_per_token or 0.0:.3g}", **_utilization_cells(best.step)}
-    cells |= run_cells(best.step.run, currency)
+    cells = {"machine": _named(machine), **_rates(best.step), **_efficiency(best.step, currency)}
     if best.cost_per_million_tokens is not None:
-        cells |= {
-            "per GPU hour": f"{machine.price_per_hour:,.4g}",
-            "per 1M tokens": f"{best.cost_per_million_tokens:,.4g}",
-        }
+        cells["per GPU hour"] = f"{machine.price_per_hour:,.4g}"
+        cells["per 1M tokens"] = f"{best.cost_per_million_tokens:,.4g}"
     return cells
+
+
+def _rates(step: Forecast) -> dict[str, str]:
+    """A layout and how fast its step is."""
+    cells = {"layout": layout_text(step.workload["layout"]), "step": duration(step.total_s), **_interval_cell(step)}
+    return cells | {"tokens/s": f"{step.tokens_per_s:,.0f}", "a GPU": f"{step.tokens_per_s / step.gpus:,.0f}"}
+
+
+def _efficiency(step: Forecast, currency: str) -> dict[str, str]:
+    """Joules, utilization, and what a whole run costs."""
+    cells = {"J/token": f"{step.joules_per_token or 0.0:.3g}", "MFU": f"{step.mfu or 0.0:.1%}"}
+    return {**cells, "HFU": f"{step.hfu or 0.0:.1%}", **run_cells(step.run, currency)}
+
+
+def _interval_cell(step: Forecast) -> dict[str, str]:
+    return {} if step.interval_s is None else {INTERVAL: between(step.interval_s)}
 
 
 def _best(machine: Machine) -> str:
@@ -196,23 +186,50 @@ def report(layouts: Layouts) -> Report:
         }
     )
     steps = [item.step for item in shown.values()]
-    ends = [step.interval_s or (step.total_s, step.total_s) for step in steps]
-    bounds = [(low / MS, high / MS) for low, high in ends]
+    ends = [step.interval_s for step in steps if step.interval_s is not None]
+    bounds = [(low / MS, high / MS) for low, high in ends] if len(ends) == len(steps) else None
     latencies = [step.total_s / MS for step in steps]
-    bounded = any(step.interval_s for step in steps)
-    parts = {name: [step.parts[key] / MS for step in steps] for key, name in NAMES.items()}
-    cards = [
-        (f"{machine.name}{', a tie' if machine.tie else ''}", duration(machine.choices[0].step.total_s), _best(machine))
-        for machine in layouts.machines
-        if machine.choices
-    ]
     joules = [step.joules_per_token for step in steps]
     pictures = [
-        bars_with_interval("Step", list(shown), latencies, bounds if bounded else None, "ms"),
-        stacked("Where the step goes", list(shown), parts, "ms", "Of the busiest rank."),
+        _times_and_memory(layouts),
+        bars_with_interval("Step", list(shown), latencies, bounds, "ms"),
+        *forecasts.pictures({name: item.step for name, item in shown.items()}),
         bars_with_interval("Energy", list(shown), joules, None, "J a token"),
     ]
     facts = {"Workload": workload_text(load), "Machine": ", ".join(machine.name for machine in layouts.machines)}
     prices = {machine.name.partition("x ")[2] or machine.name: machine.price_per_hour for machine in layouts.machines}
     facts |= prices_fact({name: price for name, price in prices.items() if price is not None}, layouts.currency)
-    return Report(f"Layouts of {load['model']}", facts, cards, pictures if steps else (), tables(layouts))
+    title, drawn = f"Layouts of {load['model']}", pictures if steps else ()
+    return Report(title, facts, _sentence(layouts), drawn, tables(layouts))
+
+
+def _sentence(layouts: Layouts) -> str:
+    """The first machine by its best layout: what a step takes, and what it costs."""
+    machine = next((machine for machine in layouts.machines if machine.choices), None)
+    if machine is None:
+        return f"No layout of {layouts.workload['model']} fits."
+    best = machine.choices[0]
+    cost = ""
+    if best.step.run:
+        cost = f", {run_line(best.step.run, layouts.currency)}"
+    elif best.cost_per_million_tokens is not None:
+        cost = f", {best.cost_per_million_tokens:,.4g} {layouts.currency} per million tokens"
+    tied = [other.name for other in layouts.machines if other.tie and other is not machine]
+    tie = f", a tie with {', '.join(tied)}" if machine.tie and tied else ""
+    return f"{machine.name}{tie}: {duration(best.step.total_s)} a step with {_best(machine)}{cost}."
+
+
+def _times_and_memory(layouts: Layouts) -> Plot:
+    """Every layout that fits by its step and the memory of its fullest rank, and the memory that a GPU has."""
+    series = {
+        machine.name: [
+            (item.step.memory_bytes / GIB, item.step.total_s / MS, layout_text(item.step.workload["layout"]))
+            for item in machine.choices
+        ]
+        for machine in layouts.machines
+        if machine.choices
+    }
+    sizes = {machine.choices[0].step.mem_bytes / GIB for machine in layouts.machines if machine.choices}
+    limits = {f"{size:.0f} GiB of a GPU": size for size in sorted(sizes)}
+    axes = "memory of the fullest rank, GiB", "step, ms"
+    return scatter("Time against memory", series, *axes, limits, better=(-1, -1))

@@ -1,4 +1,4 @@
-"""Tables as HTML: what rich prints on a terminal, as elements that a page or a notebook shows."""
+"""Tables as HTML and as Markdown: what rich prints on a terminal, for pages, notebooks and pull requests."""
 
 from __future__ import annotations
 
@@ -10,23 +10,57 @@ from rich.text import Text
 
 from neusight_jax.units import quantity
 
+NOTE = "note: "
+"""How a line begins that says what an answer assumes, or what to know before trusting it."""
 NOTEBOOK_STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
 
-def markup(renderable: RenderableType) -> str:
-    """HTML of texts, tables and groups of them; cells that are quantities carry their value for sorting.
-
-    Raises: `TypeError` for anything else.
-    """
+def parts_of(renderable: RenderableType) -> list[Table | Text]:
+    """Texts and tables of a renderable in their order, groups opened. Raises: `TypeError` for anything else."""
     if hasattr(renderable, "__rich__"):
         renderable = renderable.__rich__()
     if isinstance(renderable, Group):
-        return "\n".join(markup(part) for part in renderable.renderables)
-    if isinstance(renderable, Table):
-        return _table(renderable)
-    if isinstance(renderable, str | Text):
-        return _text(str(renderable), bold=isinstance(renderable, Text) and renderable.style == "bold")
-    raise TypeError(f"no HTML of {type(renderable).__name__}; expected texts, tables and groups of them")
+        return [part for child in renderable.renderables for part in parts_of(child)]
+    if isinstance(renderable, Table | Text):
+        return [renderable]
+    if isinstance(renderable, str):
+        return [Text(renderable)]
+    raise TypeError(f"no parts of {type(renderable).__name__}; expected texts, tables and groups of them")
+
+
+def without_notes(renderable: RenderableType) -> tuple[Group, list[str]]:
+    """Tables without their notes, and the notes: what an answer assumes, which a page says first."""
+    parts = parts_of(renderable)
+    noted = [isinstance(part, Text) and part.plain.startswith(NOTE) for part in parts]
+    notes = [str(part).removeprefix(NOTE) for part, is_note in zip(parts, noted, strict=True) if is_note]
+    rest = [part for part, is_note in zip(parts, noted, strict=True) if not is_note]
+    return Group(*rest), list(dict.fromkeys(notes))
+
+
+def markup(renderable: RenderableType) -> str:
+    """HTML of texts and tables; cells that are quantities carry their value for sorting."""
+    parts = parts_of(renderable)
+    return "\n".join(
+        _table(part) if isinstance(part, Table) else _text(part.plain, bold=part.style == "bold") for part in parts
+    )
+
+
+def markdown(renderable: RenderableType) -> str:
+    """Markdown of texts and tables, as pull requests show them."""
+    blocks = [
+        _pipes(part) if isinstance(part, Table) else f"**{part}**" if part.style == "bold" else str(part)
+        for part in parts_of(renderable)
+        if isinstance(part, Table) or part.plain.strip()
+    ]
+    return "\n\n".join(blocks)
+
+
+def _pipes(table: Table) -> str:
+    title = f"**{table.title}**\n\n" if table.title else ""
+    rules = ["---" if column.justify == "left" else "---:" for column in table.columns]
+    columns = [[str(cell).replace("|", "\\|") for cell in column.cells] for column in table.columns]
+    rows = [[str(column.header) for column in table.columns], rules, *map(list, zip(*columns, strict=True))]
+    return title + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _text(text: str, *, bold: bool) -> str:

@@ -46,5 +46,6 @@ function sortable(table) {
   });
 }
 document.querySelectorAll(".tables table").forEach(sortable);
+window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
 document.documentElement.dataset.ready = "no";
 drawAll().then(() => { document.documentElement.dataset.ready = "yes"; });

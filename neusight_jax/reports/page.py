@@ -25,8 +25,8 @@ from neusight_jax import __version__
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.records import plain
-from neusight_jax.reports.markup import markup
-from neusight_jax.reports.text import INTERVAL
+from neusight_jax.reports.markup import markdown, markup, without_notes
+from neusight_jax.reports.text import INTERVAL, table
 
 if TYPE_CHECKING:
     from neusight_jax.records import Result
@@ -71,27 +71,40 @@ class Report:
 
     Attributes:
       title: of the page; facts: its header, name -> text.
-      cards: the numbers that matter: name, number, what goes with it.
-      plots, tables: below them, in this order.
+      sentence: the answer in one sentence, with its interval and what it costs.
+      plots, tables: below it: two plots, the tables, the other plots.
+      cards: more numbers that matter, of a forecast: name, number, what goes with it.
     """
 
     title: str
     facts: Mapping[str, str]
-    cards: Sequence[tuple[str, str, str]] = ()
+    sentence: str = ""
     plots: Sequence[Plot] = ()
     tables: RenderableType = ""
+    cards: Sequence[tuple[str, str, str]] = ()
 
 
 def require_report(path: Path | str | None, option: str = "--report") -> None:
-    """`InputError` unless the extra `report` is there and the name is one of a page; None is no page and passes."""
-    if path is None:
+    """`InputError` unless the name is one of a report or picture and what it needs is there; None passes.
+
+    Args:
+      path: of a page, .html, or with --report also of Markdown, .md, which needs no extra.
+      option: that gives it.
+    """
+    if path is None or (is_markdown(path) and option == "--report"):
         return
     if not str(path).lower().endswith((".html", ".htm")):
+        either = ".html, or .md for a pull request" if option == "--report" else ".html"
         raise InputError(
-            f"{option} {path}: this is a page, expected a name that ends in .html; for a PDF print it, for a PNG press "
-            "the camera on a picture"
+            f"{option} {path}: this is a page, expected a name that ends in {either}; for a PDF print it, for a PNG "
+            "press the camera on a picture"
         )
     require_pages("report")
+
+
+def is_markdown(path: Path | str) -> bool:
+    """Whether a report of this name is Markdown."""
+    return str(path).lower().endswith(".md")
 
 
 def require_pages(extra: str) -> None:
@@ -122,8 +135,9 @@ def page_of(result: Result, **about: Any) -> str:
 
 
 def write_report(path: Path | str, result: Result, **about: Any) -> None:
-    """Write the page of a result, whole or not at all."""
-    write_text_atomically(Path(path), page_of(result, **about))
+    """Write the report of a result, a page or Markdown by its name, whole or not at all."""
+    text = markdown_of(report_of(result, **about)) if is_markdown(path) else page_of(result, **about)
+    write_text_atomically(Path(path), text)
 
 
 def write_plots(path: Path | str, result: Result, *plots: Plot, command: str = "") -> None:
@@ -133,9 +147,22 @@ def write_plots(path: Path | str, result: Result, *plots: Plot, command: str = "
     write_text_atomically(Path(path), render(only))
 
 
+def markdown_of(report: Report) -> str:
+    """A report as Markdown for a pull request: the answer, its numbers, what it assumes, its tables; no pictures."""
+    tables, assumes = without_notes(report.tables)
+    facts = "\n".join(f"- {name}: {text}" for name, text in report.facts.items())
+    cards = markdown(table("", ["", "", ""], report.cards, text_columns=3)) if report.cards else ""
+    noted = "\n".join(f"- {note}" for note in assumes)
+    heads = ("", "", "", "## What it assumes", "<details><summary>Figures</summary>", "## Made with")
+    blocks = (f"# {report.title}", report.sentence, cards, noted, f"{markdown(tables)}\n\n</details>", facts)
+    shown = [f"{head}\n\n{block}".strip() for head, block in zip(heads, blocks, strict=True) if block]
+    return "\n\n".join(shown) + "\n"
+
+
 def render(report: Report) -> str:
     """A report as one HTML page."""
-    tables = markup(report.tables)
+    figures, assumes = without_notes(report.tables)
+    tables = markup(figures)
     words = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
     glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in words}
     plots: list[dict[str, Any]] = [
@@ -143,6 +170,7 @@ def render(report: Report) -> str:
     ]
     page: str = template("page.html.jinja").render(
         report=report,
+        assumes=assumes,
         tables=tables,
         glossary=glossary,
         plots=script_json(plots),

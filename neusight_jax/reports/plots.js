@@ -38,6 +38,6 @@ function drawPlot(place, plot) {
     place.dataset.taller = place.style.minHeight = `${taller(plot.data, place.clientHeight)}px`;
   }
   return Plotly.react(place, coloured(plot.data), layoutOf(narrowed(plot.data, plot.layout)), { displaylogo: false, responsive: true,
-    displayModeBar: window.innerWidth > NARROW ? "hover" : false,
+    displayModeBar: place.clientWidth > NARROW ? "hover" : false,
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
 }

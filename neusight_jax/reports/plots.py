@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.forecast import Forecast
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES
 from neusight_jax.reports.page import Plot
 from neusight_jax.reports.text import INTERVAL
-from neusight_jax.units import MS, TERA, UNITS, duration
+from neusight_jax.sensitivities import Sensitivity
+from neusight_jax.units import MS, TERA, duration, title_of
 
 SHOWN = 15
 """Kernels or rows in a picture of the most expensive ones."""
@@ -22,20 +25,33 @@ LEAST = 5e-4
 INK = "var(--ink)"
 """Colours are custom properties of `page.css`, light and dark."""
 LIGHT_BAR = "var(--bar)"
+DWARFED = 20.0
+"""An axis is in logarithms where the largest value is more than this many times the median."""
 FASTER, SLOWER = "var(--c2)", "var(--c3)"
-COLOURS = (INK, SLOWER, FASTER)
-"""Of the lines of the first machine, of the second ..."""
 _MOST_POINTS = 400
 _PLACES = {**{name: at for at, name in enumerate(PHASES)}, "recomputed": PHASES.index("backward")}
 """Places of phases in a step."""
 
 
-def scaled(name: str) -> tuple[float, str]:
-    """Factor and label of a figure or metric in the unit people use."""
-    if name.endswith("_flop_per_s"):
-        return TERA, f"{name} (TFLOP/s)"
-    scale, unit = UNITS.get(name, (1.0, "s"))
-    return scale, f"{name} ({unit})"
+def families(forecasts: Mapping[str, Forecast]) -> Plot:
+    """Seconds of every family of kernels, one bar a forecast."""
+    sums = {name: forecast.seconds_by("family") for name, forecast in forecasts.items()}
+    parts = {
+        family: [seconds.get(family, 0.0) / MS for seconds in sums.values()]
+        for family in dict.fromkeys(family for seconds in sums.values() for family in seconds)
+    }
+    plot = stacked("Where the time goes", list(sums), parts, "ms")
+    return replace(plot, traces=[{**trace, "marker": {"color": colour_of(trace["name"])}} for trace in plot.traces])
+
+
+def _line_colour(place: int, machines: int) -> str:
+    """Colour of what is drawn of one of several machines; of a single one, whose families have the colours, ink."""
+    return INK if machines == 1 else f"var(--c{place % 8})"
+
+
+def colour_of(family: str) -> str:
+    """Colour of a family of kernels, the same in all pictures."""
+    return f"var(--c{list(FAMILIES).index(family) % 8})" if family in FAMILIES else INK
 
 
 def shares(forecast: Forecast) -> Plot:
@@ -58,6 +74,7 @@ def shares(forecast: Forecast) -> Plot:
         "text": [f"{duration(sums[path])}<br>{sums[path] / total:.1%}" for path in paths],
         "hovertemplate": "%{label}<br>%{text}<extra></extra>",
         "textinfo": "label+text",
+        "marker": {"colors": [colour_of(path[1]) if len(path) > 1 else "var(--line)" for path in paths]},
     }
     layout = {"margin": {"l": 4, "r": 4, "t": 30, "b": 4}, "uniformtext": {"minsize": 10, "mode": "hide"}}
     return Plot("Where the time goes", [trace], layout, "Area is time: phase, family, node of the model.")
@@ -86,14 +103,20 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
                     "name": family,
                     "x": intensity[mask],
                     "y": rate[mask],
-                    "marker": {"size": 6 + 60 * np.sqrt(share[mask]), "opacity": 0.65, "line": {"width": 1}},
+                    "marker": {
+                        "size": 6 + 60 * np.sqrt(share[mask]),
+                        "opacity": 0.65,
+                        "line": {"width": 1},
+                        "color": colour_of(family) if single else _line_colour(place, 2),
+                    },
                     "text": [
                         f"{node}<br>{part:.1%} of the time" for node, part in zip(nodes, share[mask], strict=True)
                     ],
                     "hovertemplate": "%{text}<br>%{x:.3g} FLOP/byte<br>%{y:.3g} TFLOP/s<extra>%{fullData.name}</extra>",
                 }
             )
-        traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", place)
+        colour = _line_colour(place, len(forecasts))
+        traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", colour)
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     layout = {
         "xaxis": {**decades, "title": {"text": "arithmetic intensity, FLOP/byte"}},
@@ -103,14 +126,13 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
     return Plot("Roofline", traces, layout, caption, height=480)
 
 
-def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, place: int) -> list[dict[str, Any]]:
+def _roofs(forecast: Forecast, gpu: GPU, intensity: np.ndarray, before: str, colour: str) -> list[dict[str, Any]]:
     low = min(0.05, 0.5 * float(intensity.min(initial=0.1)))
     span = np.geomspace(low, max(1e3, 2.0 * float(intensity.max(initial=1.0))), 80)
     peaks = {"fp32 vector": float(np.asarray(gpu.fp32_flop_per_s))}
     matrix = float(np.asarray(gpu.matrix_paths())[dtype_index(forecast.dtype)])
     if not np.isclose(matrix, peaks["fp32 vector"], rtol=1e-3):
         peaks[f"{forecast.dtype} matrix"] = matrix
-    colour = COLOURS[place % len(COLOURS)]
     return [
         {
             "type": "scatter",
@@ -154,7 +176,7 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
         ends, watts = np.concatenate([[0.0], np.cumsum(cost)]) / MS, np.asarray(columns["power_w"], float)[order]
         nodes = [f"{columns['node'][at]} ({columns['phase'][at]}, {columns['op'][at]})" for at in order]
         line = {"type": "scatter", "mode": "lines", "showlegend": True, "x": ends}
-        colour = COLOURS[place % len(COLOURS)]
+        colour = _line_colour(place, len(forecasts))
         traces.append(
             {
                 **{**line, "name": "power" if single else name, "y": np.append(watts, watts[-1:])},
@@ -179,24 +201,90 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
     return Plot("Power over the step", traces, layout, caption)
 
 
-def elasticities(total: Mapping[str, float], secants: Mapping[str, float] | None = None) -> Plot:
-    """Elasticities of the total as bars, the exact secants as marks."""
-    exact = secants or {}
-    names = [name for name in total if max(abs(total[name]), abs(exact.get(name, 0.0))) > LEAST]
-    names.sort(key=lambda name: -total[name])
-    values = [total[name] for name in names]
-    bars = _bars(names, values, hover="%{y}: %{x:+.3f}", name="elasticity")
-    traces = [bars | {"marker": {"color": [FASTER if value < 0 else SLOWER for value in values]}}]
+def elasticities(results: Mapping[str, Sensitivity]) -> Plot:
+    """Elasticities of the total as bars, a colour for each machine; of a single one its exact secants as marks."""
+    first, single = next(iter(results.values())), len(results) == 1
+    exact = first.secants if single else {}
+    totals = {machine: result.total for machine, result in results.items()}
+    names = [
+        name for name in first.total if max(abs(total.get(name, 0.0)) for total in (*totals.values(), exact)) > LEAST
+    ]
+    names.sort(key=lambda name: -first.total[name])
+    titles = [title_of(name) for name in names]
+    traces = []
+    for place, (machine, total) in enumerate(totals.items()):
+        values = [total[name] for name in names]
+        bars = _bars(titles, values, hover="%{y}: %{x:+.3f}", name="elasticity" if single else machine)
+        signs = [FASTER if value < 0 else SLOWER for value in values]
+        colours = {"color": signs if single else _line_colour(place, len(results))}
+        traces.append({**bars, "marker": colours, "showlegend": bool(exact) or not single})
+    caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
     if exact:
         marks = {"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 3}}
         hover = "%{y}: %{x:+.3f}<extra>secant</extra>"
-        points = {"x": [exact[name] for name in names], "y": names, "hovertemplate": hover}
+        points = {"x": [exact[name] for name in names], "y": titles, "hovertemplate": hover}
         traces.append({"type": "scatter", "mode": "markers", "name": "secant", "marker": marks, **points})
-    layout = {"xaxis": {"title": {"text": "percent of time for one percent more"}}}
-    caption = "Elasticity of the step's time: bars to the left say that more of the figure makes it faster."
-    if exact:
         caption += " Short lines are the secant; where it disagrees with the bar, a note says which to trust."
-    return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names))
+    layout = {"xaxis": {"title": {"text": "% of time for 1 % more"}}}
+    return Plot("What more of a figure buys", traces, layout, caption, 100 + 24 * len(names) * len(results))
+
+
+Point: TypeAlias = tuple[float, float, str]
+"""A point of `scatter`: figure across, figure up, and what the point is."""
+
+
+def scatter(
+    title: str,
+    series: Mapping[str, Sequence[Point]],
+    across: str,
+    up: str,
+    limits: Mapping[str, float] | None = None,
+    better: tuple[int, int] | None = None,
+) -> Plot:
+    """Points that trade one figure for another, with lines through them and at limits.
+
+    Args:
+      series: name -> points.
+      across, up: of the axes, with their units; `_axis` says when one is in logarithms.
+      limits: name -> value across.
+      better: of each figure 1 where more is better, -1 where less is: the line is then the Pareto front of a series.
+        None = it leads through all points, in the order of the first figure.
+    """
+    traces: list[dict[str, Any]] = []
+    for place, (name, points) in enumerate(series.items()):
+        lines = {"type": "scatter", "line": {"color": f"var(--c{place % 8})"}}
+        for mode, shown in (
+            ("lines", sorted(points) if better is None else _front(points, better)),
+            ("markers", points),
+        ):
+            xs, ys, texts = zip(*shown, strict=True)
+            text = {"text": texts, "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}<extra>%{fullData.name}</extra>"}
+            marker = {"size": 9 if len(points) > 1 else 14, "color": f"var(--c{place % 8})"}
+            legend = {"name": name, "showlegend": mode == "markers"}
+            traces.append({**lines, "mode": mode, "x": xs, "y": ys, "marker": marker, **text, **legend})
+    points = [point for points in series.values() for point in points]
+    values = [point[0] for point in points], [point[1] for point in points]
+    for name, value in (limits or {}).items():
+        line = {"type": "scatter", "mode": "lines", "name": name, "showlegend": True, "hoverinfo": "name"}
+        dash = {"color": INK, "dash": "dash"}
+        traces.append({**line, "x": [value, value], "y": [min(values[1]), max(values[1])], "line": dash})
+    return Plot(title, traces, {"xaxis": _axis(across, values[0]), "yaxis": _axis(up, values[1])})
+
+
+def _front(points: Sequence[Point], better: tuple[int, int]) -> list[Point]:
+    """Points that no other beats in both figures, the best of the first figure first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (-better[0] * point[0], -better[1] * point[1])):
+        if not front or better[1] * point[1] > better[1] * front[-1][1]:
+            front.append(point)
+    return front
+
+
+def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:
+    """An axis; in logarithms where one value dwarfs the rest (`DWARFED`)."""
+    sizes = sorted(float(value) for value in values if value is not None and np.isfinite(value))
+    log = bool(sizes) and sizes[0] > 0.0 and sizes[-1] > DWARFED * sizes[len(sizes) // 2]
+    return {"title": {"text": f"{label}, logarithmic" if log else label}, **({"type": "log"} if log else {})}
 
 
 def stacked(
@@ -246,7 +334,7 @@ def bars_with_interval(
             [_whisker(value, ends[side]) for value, ends in zip(values, bounds, strict=True)] for side in (1, 0)
         )
         bars |= _whiskers(up, down)
-    layout = {"xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed"}}
+    layout = {"xaxis": _axis(unit, values), "yaxis": {"autorange": "reversed"}}
     return Plot(title, [bars], layout, f"Lines are the {INTERVAL}." if bounds else "", 110 + 30 * len(names))
 
 

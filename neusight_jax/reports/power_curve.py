@@ -6,7 +6,8 @@ from rich.console import RenderableType
 
 from neusight_jax.power_curves import HeldBoard, PowerCurve
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.text import headed, table
+from neusight_jax.reports.plots import scatter
+from neusight_jax.reports.text import headed, short_number, table
 from neusight_jax.units import GIGA, counted, duration
 from neusight_jax.workloads import workload_text
 
@@ -44,7 +45,7 @@ def _cells(point: HeldBoard, curve: PowerCurve) -> list[str]:
         limit_text(point),
         duration(point.latency_s),
         f"{point.speed:.1%}",
-        f"{point.tokens_per_s:,.4g}",
+        short_number(point.tokens_per_s),
         f"{point.power_w:,.4g} W",
         f"{point.clock_hz / GIGA:.2f} GHz",
         f"{point.joules_per_token:.3g}",
@@ -56,26 +57,38 @@ def _cells(point: HeldBoard, curve: PowerCurve) -> list[str]:
 def report(curve: PowerCurve) -> Report:
     """The page of a curve: speed and joules a token over the watts of a board."""
     capped = [point for point in curve.points if point.power_limit_w is not None]
-    knee, best = curve.knee, curve.best
-    cards = [
-        ("Knee", limit_text(knee), f"{knee.speed:.0%} of the speed, {knee.joules_per_token:.3g} J a token"),
-        ("As it is", f"{curve.points[0].joules_per_token:.3g} J a token", f"{curve.points[0].power_w:,.4g} W"),
-    ]
-    if curve.target is not None:
-        within = f"{curve.target[0]} within {duration(curve.target[1])}"
-        cards.append(("Best", "none" if best is None else limit_text(best), within))
-    plots = [
-        _plot("Speed", capped, [100.0 * point.speed for point in capped], "percent of the free speed", knee),
-        _plot("Energy", capped, [point.joules_per_token for point in capped], "J a token", knee),
-    ]
+    knee = curve.knee
+    watts = {"caps": [(point.power_limit_w or 0.0, 100.0 * point.speed, limit_text(point)) for point in capped]}
+    plots = [_front(curve), scatter("Speed", watts, "cap of a board, W", _SPEED)]
     facts = {"Workload": workload_text(curve.workload), "Machine": curve.gpu}
-    return Report(f"{curve.workload['model']} under caps", facts, cards, plots, tables(curve))
+    before = curve.points[0].joules_per_token
+    sentence = (
+        f"{curve.workload['model']} on {curve.gpu}: at {limit_text(knee)} it keeps {knee.speed:.0%} of its speed "
+        f"and takes {knee.joules_per_token:.3g} J a token in place of {before:.3g}"
+    )
+    if curve.target is not None:
+        best = "nothing" if curve.best is None else limit_text(curve.best)
+        sentence += f"; {best} keeps {curve.target[0]} within {duration(curve.target[1])} for the least joules"
+    return Report(f"{curve.workload['model']} under caps", facts, f"{sentence}.", plots, tables(curve))
 
 
-def _plot(title: str, points: list[HeldBoard], values: list[float], unit: str, knee: HeldBoard) -> Plot:
-    caps = [point.power_limit_w for point in points]
-    line = {"type": "scatter", "mode": "lines+markers", "x": caps, "y": values, "showlegend": False}
-    mark = {"type": "scatter", "mode": "markers+text", "x": [knee.power_limit_w], "text": ["knee"], "showlegend": False}
-    mark |= {"y": [values[points.index(knee)]], "textposition": "top center", "marker": {"size": 13}}
-    layout = {"xaxis": {"title": {"text": "cap of a board, W"}}, "yaxis": {"title": {"text": unit}}}
-    return Plot(title, [line, mark], layout)
+_SPEED = "percent of the free speed"
+
+
+def _front(curve: PowerCurve) -> Plot:
+    """Caps and clocks by speed and joules a token, with the knee; the target's least speed where there is one."""
+
+    def placed(point: HeldBoard) -> tuple[float, float, str]:
+        return 100.0 * point.speed, point.joules_per_token, limit_text(point)
+
+    series = {
+        "caps": [placed(point) for point in curve.points if point.power_limit_w is not None],
+        "locked clocks": [placed(point) for point in curve.points if point.clock_limit_hz is not None],
+        "knee": [placed(curve.knee)],
+    }
+    first = curve.points[0]
+    limits = {}
+    if curve.target is not None:
+        limits[f"{curve.target[0]} within {duration(curve.target[1])}"] = 100.0 * first.latency_s / curve.target[1]
+    shown = {name: points for name, points in series.items() if points}
+    return scatter("Energy against speed", shown, _SPEED, "J a token", limits, better=(1, -1))

@@ -75,10 +75,9 @@ def report(first: ScaledRun, others: Sequence[ScaledRun] = ()) -> Report:
     return Report(
         title=f"A run measured on {first.origin}, elsewhere",
         facts={"Workload": first.source, "Machine": ", ".join([first.origin, *(run.target for run in runs)])},
-        cards=[
-            ("Measured", duration(first.measured_s), first.origin),
-            *(("Forecast", duration(run.scaled_s), _where(run)) for run in runs),
-        ],
+        sentence=f"{duration(first.measured_s)} of kernels measured on {first.origin} take "
+        + ", ".join(f"{duration(run.scaled_s)} on {_where(run)}" for run in runs)
+        + ".",
         plots=[
             stacked("Time of all kernels", rows, parts, "ms", "By the rule that carries a kernel over."),
             replace(beside, layout={**beside.layout, "barmode": "group"}),

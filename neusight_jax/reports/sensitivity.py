@@ -7,12 +7,13 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 
 from neusight_jax.hardware.gpu import GPU
+from neusight_jax.hardware.variant import ALL_RATES, KNOBS
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
 from neusight_jax.reports.page import Report
 from neusight_jax.reports.text import headed, table
-from neusight_jax.sensitivities import SECANT, Sensitivity
-from neusight_jax.units import duration
+from neusight_jax.sensitivities import LEAST, SECANT, Sensitivity
+from neusight_jax.units import duration, title_of
 
 FAMILIES_SHOWN = 6
 """Columns of families, dearest first."""
@@ -40,22 +41,30 @@ def tables(result: Sensitivity) -> RenderableType:
     )
 
 
+def helps(result: Sensitivity, most: int = 3) -> list[str]:
+    """Figures that would help most, in words: what a tenth more of them does; the host's share where it is large.
+
+    Args:
+      most: figures that are named.
+    """
+    # Peaks, SMs and clock move together on a real chip: their rows say it, and those of single ones would repeat it.
+    joined = {ALL_RATES, *(name for fields in KNOBS.values() for name in fields)}
+    trusted = {name: slope for name, slope in result.trusted.items() if name not in joined}
+    best = sorted((name for name in trusted if trusted[name] < -LEAST), key=lambda name: trusted[name])[:most]
+    lines = [f"10 % more {title_of(name)}: {1.0 - 1.1 ** trusted[name]:.1%} less time" for name in best]
+    host = [f"{result.host:.0%} of the step is the host's, which no machine buys"] if result.host > LEAST else []
+    return [*lines, *host] or ["no single figure of the machine takes as much as 0.1 % off"]
+
+
 def report(result: Sensitivity, machine: GPU | None = None) -> Report:
     """The page of elasticities, with the forecast that they belong to."""
     forecast = result.forecast
     below = forecasts.report(forecast, machine)
-    trusted = result.trusted
-    best = min(trusted, key=lambda name: trusted[name])
-    single = {name: value for name, value in trusted.items() if " " not in name}
-    name = min(single, key=lambda field: single[field])
-    cards = [*below.cards[:1], ("Limits most", name, f"one percent more: {single[name]:+.2f} % of the time")]
-    if result.host:
-        cards.append(("Host", f"{result.host:.1%}", "of the step, which no machine buys"))
-    cards.append(("Moves most", best, f"one percent more: {trusted[best]:+.2f} % of the time"))
     return Report(
         title=f"{below.title}: sensitivity",
+        sentence=f"{below.sentence} Most would help: {'; '.join(helps(result))}.",
         facts=below.facts,
-        cards=cards,
-        plots=[plots.elasticities(result.total, result.secants), *below.plots],
+        cards=below.cards,
+        plots=[plots.elasticities({forecast.gpu: result}), *below.plots],
         tables=Group(tables(result), "", forecasts.tables(replace(forecast, notes=()))),
     )

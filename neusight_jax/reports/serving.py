@@ -9,8 +9,8 @@ from functools import partial
 from rich.console import RenderableType
 
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import INTERVAL, between, headed, prices_fact, run_cells, table
+from neusight_jax.reports.plots import bars_with_interval, scatter
+from neusight_jax.reports.text import INTERVAL, between, cells_table, headed, prices_fact, run_cells
 from neusight_jax.serving.choices import Serving, ServingChoice
 from neusight_jax.units import MS, duration, figure_text
 
@@ -22,7 +22,7 @@ def tables(serving: Serving) -> RenderableType:
     rows = [_cells(choice, serving) for choice in answers]
     parts: list[RenderableType] = []
     if rows:
-        parts.append(table("", list(rows[0]), [list(row.values()) for row in rows], text_columns=2))
+        parts.append(cells_table("", rows))
     parts.append(
         f"users: most of one replica within the targets; tok: output tokens; W: mean of all GPUs, the boards alone; "
         f"in brackets: {INTERVAL}, of TPOT that of the kernels alone"
@@ -119,43 +119,53 @@ def report(serving: Serving) -> Report:
     first = _first_by_gpu(choice for choice in serving.choices if choice.replicas)
     shown, key = list(first.values()), f"p{serving.workload['percentile']:g}"
     names = [choice.gpu for choice in shown]
-
-    def bars(title: str, unit: str, values: list[float], bounds: list[tuple[float, float]]) -> Plot:
-        """Bars of one figure of all configurations.
-
-        Args:
-          values: of each configuration, in `unit`.
-          bounds: low and high end of each, in `unit`.
-        """
-        return bars_with_interval(title, names, values, bounds, unit)
-
-    pictures = [
-        bars(
-            "GPUs",
-            "GPUs",
-            [float(choice.gpus or 0) for choice in shown],
-            [choice.intervals["gpus"] for choice in shown],
-        )
-    ]
+    counts, bounds = [float(choice.gpus or 0) for choice in shown], [choice.intervals["gpus"] for choice in shown]
+    pictures = [_front(serving, key), bars_with_interval("GPUs", names, counts, bounds, "GPUs")]
     for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
         bounds = [(choice.intervals[field][0] / MS, choice.intervals[field][1] / MS) for choice in shown]
-        pictures.append(bars(f"{title}, {key}", "ms", [getattr(choice, field)[key] / MS for choice in shown], bounds))
+        values = [getattr(choice, field)[key] / MS for choice in shown]
+        pictures.append(bars_with_interval(f"{title}, {key}", names, values, bounds, "ms"))
     powered = [choice.joules_per_token for choice in shown if choice.joules_per_token is not None]
     if powered and len(powered) == len(shown):
         pictures.append(bars_with_interval("Energy", names, powered, None, "J an output token"))
     priced = [choice for choice in shown if choice.costs]
     if serving.by == "cost" and len(priced) == len(shown):
         costs, bounds = [choice.costs["tokens"] for choice in shown], [choice.intervals["cost"] for choice in shown]
-        pictures.insert(0, bars("Cost", f"{serving.currency or 'cost'} per million tokens", costs, bounds))
-    cards = []
-    if shown:
-        tied = [choice.gpu for choice in shown if choice.rank == shown[0].rank]
-        count = f"{shown[0].gpus} GPU{'s' * (shown[0].gpus != 1)}"
-        tie = f"a tie; of {names[0]} {count}" if len(tied) > 1 else count
-        cards = [(f"Best by {_ORDERS.get(serving.by, serving.by)}", ", ".join(tied), tie)]
-        if shown[0].power_w is not None:
-            joules = f"{shown[0].joules_per_token:.3g} J an output token"
-            cards.append((f"Power of {names[0]}", f"{shown[0].power_w:,.0f} W", joules))
+        unit = f"{serving.currency or 'cost'} per million tokens"
+        pictures.insert(1, bars_with_interval("Cost", names, costs, bounds, unit))
     facts = {"Workload": _head(serving), "Machine": ", ".join(dict.fromkeys(choice.gpu for choice in serving.choices))}
     facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, serving.currency)
-    return Report(f"Serving {serving.workload['model']}", facts, cards, pictures if shown else (), tables(serving))
+    title, drawn = f"Serving {serving.workload['model']}", pictures if shown else ()
+    return Report(title, facts, _sentence(serving), drawn, tables(serving))
+
+
+def _sentence(serving: Serving) -> str:
+    """The best choice: how many GPUs, how laid out, times to tokens, watts and dollars."""
+    best = next((choice for choice in serving.choices if choice.replicas), None)
+    if best is None:
+        return f"No GPU serves {serving.workload['model']} within the targets."
+    cells = _cells(best, serving)
+    words = [f"The load takes {cells['GPUs']} {best.gpu} ({cells['layout']})"]
+    tied = [
+        gpu for gpu, choice in _first_by_gpu(serving.choices).items() if choice.rank == best.rank and gpu != best.gpu
+    ]
+    words += [f"a tie with {', '.join(tied)}"] if tied else []
+    words += [f"{name} {text}" for name, text in cells.items() if name.startswith(("TTFT", "TPOT"))]
+    words += [f"{cells['W']} W, {cells['J/tok']} J an output token"] * (best.power_w is not None)
+    if best.costs:
+        money = f" {serving.currency}" if serving.currency else ""
+        words.append(f"{best.costs['per_hour']:.2f}{money} an hour, {cells['1M tokens']}{money} per million tokens")
+    return f"{'; '.join(words)}."
+
+
+def _front(serving: Serving, key: str) -> Plot:
+    """Every layout by the tokens a user sees in a second and those that a GPU makes, with the target of users."""
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    for choice in serving.choices:
+        if choice.replicas and choice.tpot_s[key] > 0.0:
+            point = (1.0 / choice.tpot_s[key], choice.tokens_per_s_gpu or 0.0, _layout(choice))
+            series.setdefault(choice.gpu, []).append(point)
+    most = serving.workload["tpot_s"]
+    limits = {f"target, {duration(most)} a token": 1.0 / most} if most else {}
+    across, up = f"tokens/s of a user, {key}", "tokens/s of a GPU"
+    return scatter("Throughput against speed", series, across, up, limits, better=(1, 1))

@@ -9,10 +9,9 @@ from rich.console import Group, RenderableType
 from neusight_jax.hardware.cluster import TRACED_FIELDS
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.reports.page import Plot, Report
-from neusight_jax.reports.plots import scaled
 from neusight_jax.reports.text import headed, table
 from neusight_jax.sweeps.run import Sweep
-from neusight_jax.units import MS, duration, with_unit
+from neusight_jax.units import MS, duration, labelled, with_unit
 from neusight_jax.workloads import workload_text
 
 
@@ -43,11 +42,7 @@ def report(done: Sweep) -> Report:
     return Report(
         title=f"{done.rows:,} machines",
         facts={"Workload": loads, "Machine": ", ".join(map(str, frame["gpu"].unique())), "File": str(done.output)},
-        cards=[
-            ("Forecasts", f"{done.rows:,}", f"{len(fields)} fields vary"),
-            ("Fastest", duration(low), ""),
-            ("Slowest", duration(high), f"{high / low:.3g} times the fastest"),
-        ],
+        sentence=f"Of {done.rows:,} forecasts the fastest takes {duration(low)}, the slowest {duration(high)}.",
         plots=[picture],
         tables=Group(tables(done), "", fastest),
     )
@@ -59,7 +54,7 @@ def _groups(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _curve(frame: pd.DataFrame, fields: list[str]) -> Plot:
-    scale, label = scaled(fields[0])
+    scale, label = labelled(fields[0])
     traces = [
         {"type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True}
         | {"x": rows[fields[0]].to_numpy() / scale, "y": rows["seconds"].to_numpy() / MS}
@@ -73,7 +68,7 @@ def _curve(frame: pd.DataFrame, fields: list[str]) -> Plot:
 def _map(frame: pd.DataFrame, fields: list[str]) -> Plot:
     across, up = fields
     logs = frame.assign(_log=np.log(frame["seconds"])).pivot_table(index=up, columns=across, values="_log")
-    (scale_x, label_x), (scale_y, label_y) = scaled(across), scaled(up)
+    (scale_x, label_x), (scale_y, label_y) = labelled(across), labelled(up)
     seconds = np.exp(logs.to_numpy())
     ticks = np.linspace(np.nanmin(np.log10(seconds)), np.nanmax(np.log10(seconds)), 6)
     trace = {
@@ -99,7 +94,7 @@ def _map(frame: pd.DataFrame, fields: list[str]) -> Plot:
 
 def _lines(frame: pd.DataFrame, fields: list[str]) -> Plot:
     chosen = frame.iloc[np.unique(np.linspace(0, len(frame) - 1, MOST_LINES).round().astype(int))]
-    dimensions = [{"label": name, "values": chosen[name].to_numpy(float) / scaled(name)[0]} for name in fields] + [
+    dimensions = [{"label": name, "values": chosen[name].to_numpy(float) / labelled(name)[0]} for name in fields] + [
         {"label": "ms", "values": chosen["seconds"].to_numpy(float) / MS}
     ]
     line = {"color": np.log10(chosen["seconds"].to_numpy()), "colorscale": "Viridis", "reversescale": True}

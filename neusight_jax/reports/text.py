@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neusight_jax.model.intervals import LEVEL
+from neusight_jax.reports.markup import NOTE
 from neusight_jax.units import duration
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
 
 
+def short_number(value: float | None) -> str:
+    """A number to four digits, or all before the point; a dash of none."""
+    return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
 def run_columns(runs: Iterable[RunCost | None], currency: str = "") -> tuple[str, ...]:
     """Columns of `run_cells` that any of the runs has."""
     return tuple(dict.fromkeys(name for run in runs for name in run_cells(run, currency)))
@@ -91,7 +97,17 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text
     return out
 
 
+def cells_table(title: str, rows: Sequence[Mapping[str, str]], text_columns: int = 2) -> Table:
+    """Table of rows by the names of their columns; a row that lacks one has a dash.
+
+    Args:
+      rows: name of a column -> cell; text_columns: as in `table`.
+    """
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return table(title, header, [[row.get(name, "-") for name in header] for row in rows], text_columns)
+
+
 def headed(head: str, *parts: RenderableType, notes: Iterable[str] = ()) -> Group:
     """A bold head, the parts below it (text as it stands, no markup), and every note on a line of its own."""
-    lines = [*parts, *(f"note: {note}" for note in notes)]
+    lines = [*parts, *(f"{NOTE}{note}" for note in notes)]
     return Group(Text(head, style="bold"), *(Text(line) if isinstance(line, str) else line for line in lines))
