@@ -41,8 +41,12 @@ def report(answer: Identification) -> Report:
     points = {"type": "scatter", "mode": "markers", "x": names, "y": ratios, "error_y": bars, "showlegend": False}
     plot = Plot("Figures", [points], {"yaxis": {"title": {"text": "over the sheet"}, "type": "log"}})
     likely = answer.explanations[0]
-    cards = [("Most probable", _off(likely), f"odds {likely.odds:.3g}"), ("Errors", _errors(answer), "")]
-    return Report(f"{answer.gpu or 'A machine'} identified", {"Machine": answer.gpu}, cards, [plot], tables(answer))
+    name = answer.gpu or "The machine"
+    sentence = (
+        f"Most probably off from the sheet of {name}: {_off(likely)} (odds {likely.odds:.3g}); {_errors(answer)}."
+    )
+    facts = {"Machine": name, "Measured": counted(answer.measurements, "measurement")}
+    return Report(f"{name} identified", facts, sentence, [plot], tables(answer))
 
 
 def _errors(answer: Identification) -> str:
