@@ -75,7 +75,7 @@ def designed() -> Design:
 
 def stepped() -> Forecast:
     ways = ("tensor", "pipeline", "data", "context", "expert", "chunks", "micro_batch_size")
-    layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "recompute": "none"}
+    layout = {**dict.fromkeys(ways, 1), "data": 4, "zero": 3, "shards": 0, "recompute": "none"}
     load = {
         "model": "a model",
         "mode": "training",
