@@ -394,16 +394,15 @@ class Search:
         spent, of_descent = 0, settings.steps * GRADIENT_COST + 1
         best, best_value, trace = ends[0], np.inf, []
         center, center_merit = ends[0], np.inf
-        # The base is forecast beside every answer anyway; among the candidates, no answer is worse than it.
-        pool = np.concatenate([self.repaired(ends, np.ones_like(ends), limits), self._base()])
+        pool = self.repaired(ends, np.ones_like(ends), limits)
         parents, spread = pool, settings.spread
         narrow = (settings.last_spread / settings.spread) ** (1.0 / max(settings.rounds - 1, 1))
         for number in range(settings.rounds + 1):
             objective, excess = self._judge(pool, chosen)
             value = np.where(excess == 0.0, objective, np.inf)
             if number == 0:  # Descents do not depend on each other, and are counted one after another.
-                trace = [(place * of_descent, float(value[:place].min())) for place in range(1, len(ends))]
-            spent += len(ends) * of_descent if number == 0 else len(pool)
+                trace = [(place * of_descent, float(value[:place].min())) for place in range(1, len(pool))]
+            spent += len(pool) * (of_descent if number == 0 else 1)
             if value.min() < best_value:
                 best, best_value = pool[int(value.argmin())], float(value.min())
             merit = objective + _PENALTY * excess
@@ -423,6 +422,11 @@ class Search:
             ways = random.dirichlet(np.ones(len(self.problem.free)), settings.candidates) + 1e-3
             moved = np.clip(around + shift, self.low, self.high)
             pool = self.repaired(moved, ways, limits)
+        # The last candidate is the base, which is forecast beside every answer anyway: none is worse than it.
+        for base in self._base():
+            value = float(self.evaluate(base[None], limits)[0])
+            if value < best_value:
+                best, best_value = base, value
         kept = np.isfinite(best_value)
         if not kept:
             best = center
