@@ -41,8 +41,12 @@ def report(answer: Identification) -> Report:
     points = {"type": "scatter", "mode": "markers", "x": names, "y": ratios, "error_y": bars, "showlegend": False}
     plot = Plot("Figures", [points], {"yaxis": {"title": {"text": "over the sheet"}, "type": "log"}})
     likely = answer.explanations[0]
-    cards = [("Most probable", _off(likely), f"odds {likely.odds:.3g}"), ("Errors", _errors(answer), "")]
-    return Report(f"{answer.gpu or 'A machine'} identified", {"Machine": answer.gpu}, cards, [plot], tables(answer))
+    sentence = (
+        f"{answer.gpu or 'The machine'}: what is off from the sheet is most probably {_off(likely)} "
+        f"(odds {likely.odds:.3g}); {_errors(answer)}."
+    )
+    facts = {"Machine": answer.gpu}
+    return Report(f"{answer.gpu or 'A machine'} identified", facts, sentence, [plot], tables(answer))
 
 
 def _errors(answer: Identification) -> str:
