@@ -41,8 +41,10 @@ def report(answer: Identification) -> Report:
     points = {"type": "scatter", "mode": "markers", "x": names, "y": ratios, "error_y": bars, "showlegend": False}
     plot = Plot("Figures", [points], {"yaxis": {"title": {"text": "over the sheet"}, "type": "log"}})
     likely = answer.explanations[0]
-    cards = [("Most probable", _off(likely), f"odds {likely.odds:.3g}"), ("Errors", _errors(answer), "")]
-    return Report(f"{answer.gpu or 'A machine'} identified", {"Machine": answer.gpu}, cards, [plot], tables(answer))
+    name = answer.gpu or "A machine"
+    verdict = f"most probably off from its sheet is {_off(likely)} (odds {likely.odds:.3g})"
+    sentence = f"{name}: {verdict}; {_errors(answer)}."
+    return Report(f"{name} identified", {"Machine": answer.gpu}, sentence, [plot], tables(answer))
 
 
 def _errors(answer: Identification) -> str:
