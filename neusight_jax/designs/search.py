@@ -424,9 +424,9 @@ class Search:
             pool = self.repaired(moved, ways, limits)
         # The last candidate is the base, which is forecast beside every answer anyway: none is worse than it.
         for base in self._base():
-            value = float(self.evaluate(base[None], limits)[0])
-            if value < best_value:
-                best, best_value = base, value
+            of_base = float(self.evaluate(base[None], limits)[0])
+            if of_base < best_value:
+                best, best_value = base, of_base
         kept = np.isfinite(best_value)
         if not kept:
             best = center
