@@ -149,7 +149,7 @@ def try_requests(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     plain, documents = every[:80], every[80:]
     chosen = [*plain, *chance.sample(documents, max(min(count - len(plain), len(documents)), 0))][:count]
     counts: Counter[str] = Counter()
-    plainly = mock.patch("neusight_jax.explorer.answers._predictor", return_value=RooflinePredictor())
+    plainly = mock.patch("neusight_jax.explorer.answers.predictor_of", return_value=RooflinePredictor())
     with plainly, contextlib.redirect_stderr(err):  # the doors are tried: what is behind them need not be compiled
         send(port, every[-1], limit_s=300)  # a good one: it compiles
         for request in chance.sample(chosen, len(chosen)):
