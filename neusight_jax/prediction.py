@@ -325,7 +325,7 @@ def _in_step(
       families: as `forecast.explained`; rows: of the kernels, each by itself (`forecast.columns_of`).
     """
     of_one: dict[str, Any] = {name: np.asarray(columns["seconds"]) for name, columns in families.items()}
-    in_step = _step_seconds(gpu, job.kernels, of_one, job.software, float(job.plan.recipe.attention == "flash2"))
+    in_step = _step_seconds(gpu, job.kernels, of_one, job.software, job.plan.recipe.flash2)
     slower = {name: np.asarray(in_step[name]) / np.maximum(seconds, 1e-30) for name, seconds in of_one.items()}
     place, work, count = rank_rows(job, busiest)
     factor = in_row_order(job.kernels, slower)[place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.graph import SPLITS, Graph
 from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.files import usual_server, usual_topology
 from neusight_jax.hardware.gpu import GPU
@@ -53,21 +52,15 @@ def _graph_dict(graph: Graph) -> dict[str, Any]:
         "kv_length": None,
         "weight_dtype": graph.dtype,
         "kv_dtype": None,
-        **dict.fromkeys(_SPLITS, 1),
+        **dict.fromkeys(SPLITS, 1),
         **graph.options,
         "num_gpus": num_gpus(graph),
     }
 
 
 def num_gpus(work: Graph | Job) -> int:
-    """GPUs a step occupies; a graph is the part of one.
-
-    Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`; jobs say it.
-    """
-    if not isinstance(work, Graph):
-        return work.plan.layout.gpus
-    split = math.prod(int(work.options.get(name, 1)) for name in _SPLITS)
-    return int(work.options.get("gpus", split))
+    """GPUs a step occupies."""
+    return work.num_gpus if isinstance(work, Graph) else work.plan.layout.gpus
 
 
 def usual_machine(name: str, gpu: GPU, work: Graph | Job) -> Machine:
@@ -103,12 +96,11 @@ def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
         parts.append(f"LoRA of rank {load['lora']['rank']}")
     if load["fused"]:
         parts.append("fused")
-    split = [f"{load[name]}-way {name.split('_')[0]} parallel" for name in _SPLITS if load[name] != 1]
+    split = [f"{load[name]}-way {name.split('_')[0]} parallel" for name in SPLITS if load[name] != 1]
     whose = f" (one of {load['num_gpus']} GPUs: {', '.join(split)})" if split else ""
     return f"{load['model']}{where}: {', '.join(parts)}{whose}"
 
 
-_SPLITS = ("tensor_parallel", "expert_parallel")
 _SHOWN = 8
 """Most lengths of requests that are listed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ RUNTIME_BYTES = 0.75 * GIB
 OPTIMIZER_BYTES = 8.0
 """Two fp32 moments of Adam for each parameter; a training run needs them, though no step is forecast."""
 
+SPLITS: tuple[str, ...] = ("tensor_parallel", "expert_parallel")
+"""Options that say over how many GPUs a model is split."""
 UNMODELLED = "unmodelled"
 """Start of a node's `op` when nobody has modelled its operator; its name follows."""
 
@@ -164,6 +167,15 @@ class Graph(Record):
     def step_tokens(self) -> int:
         """Tokens a step works on: all of the input, or the new ones of a serving step."""
         return self.tokens or self.batch_size * self.sequence_length
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs a step occupies; a graph is the part of one.
+
+        Layers are split over `tensor_parallel` GPUs, and of each part the experts over `expert_parallel`.
+        """
+        split = math.prod(int(self.options.get(name, 1)) for name in SPLITS)
+        return int(self.options.get("gpus", split))
 
     @cached_property
     def arithmetic(self) -> tuple[str, ...]:

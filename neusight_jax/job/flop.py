@@ -10,9 +10,8 @@ from jaxtyping import Float
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import BACKWARD_ATTENTION
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.job.job import KINDS, WORK, Job
+from neusight_jax.job.job import KINDS, WORK, Job, graph_launches
 from neusight_jax.kernels import attention, gemm, grouped_gemm
-from neusight_jax.kernels.table import PHASES
 from neusight_jax.workloads import num_gpus
 
 PRODUCTS: dict[str, Any] = {
@@ -59,11 +58,7 @@ def step_flop(work: Graph | Job) -> StepFlop:
 def _launches(work: Graph | Job) -> dict[str, Float[np.ndarray, "work kernel"]]:
     """Launches of all GPUs in a step, by family."""
     if isinstance(work, Graph):
-        places, gpus = np.array([WORK.index(phase) for phase in PHASES]), num_gpus(work)
-        return {
-            name: (np.arange(len(WORK))[:, None] == places[np.asarray(batch.phase)]) * np.asarray(batch.count) * gpus
-            for name, batch in work.kernels.families.items()
-        }
+        return {name: launches * num_gpus(work) for name, launches in graph_launches(work).items()}
     plan = work.plan
     stages = np.bincount(plan.kinds, minlength=KINDS)
     passes = stages * plan.micro_batches * plan.layout.replica_ranks  # of one rank and micro-batch

@@ -17,7 +17,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Layer
 from neusight_jax.graph.configs.build import graph_from_config, reading_notes
-from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
 from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE, Held, fullest
@@ -172,11 +172,12 @@ def job_from_config(
     """
     check_options(optimizer, mode)
     recipe = recipe_of(**facts)
-    if not is_split(config):
-        load = (config, layout.micro_batch_size, sequence_length, mode, dtype)
+    read = read_config(config)
+    if not is_split(read):
+        load = (read, layout.micro_batch_size, sequence_length, mode, dtype)
         graph = graph_from_config(*load, optimizer=optimizer, gradient_dtype=gradient_dtype, lora=lora)
         return job_from_graph(graph, layout, global_batch_size=global_batch_size, software=software, **facts)
-    parsed, sequence = job_config(config), whole("sequence_length", sequence_length)
+    parsed, sequence = job_config(read), whole("sequence_length", sequence_length)
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
@@ -413,19 +414,28 @@ def _replicas(graph: Graph, layout: Parallelism | None) -> Parallelism:
             )
     if layout.gpus > 1 and graph.mode != "training":
         raise InputError(f"{graph.name} is read for {graph.mode}; replicas train, expected mode training")
-    gpus = max(int(graph.options.get(name, 1)) for name in ("gpus", "tensor_parallel", "expert_parallel"))
-    if layout.gpus > 1 and gpus > 1:
-        raise InputError(f"{graph.name} is split over {gpus} GPUs already; only what runs on one has replicas")
+    if layout.gpus > 1 and graph.num_gpus > 1:
+        raise InputError(
+            f"{graph.name} is split over {graph.num_gpus} GPUs already; only what runs on one has replicas"
+        )
     return layout
+
+
+def graph_launches(graph: Graph) -> dict[str, Float[np.ndarray, "work kernel"]]:
+    """Launches of a graph's kernels by family and work."""
+    works = np.array([WORK.index(phase) for phase in PHASES])
+    return {
+        name: np.where(works[np.asarray(batch.phase)] == np.arange(len(WORK))[:, None], np.asarray(batch.count), 0.0)
+        for name, batch in graph.kernels.families.items()
+    }
 
 
 def _counts_of(graph: Graph, owned: float) -> dict[str, Any]:
     """Launches of a graph's kernels by family, [kind, work, kernel]; owned: share of the optimizer's on a rank."""
-    counts, phases = {}, [WORK.index(phase) for phase in PHASES]
-    for name, batch in graph.kernels.families.items():
-        counts[name] = np.zeros((KINDS, len(WORK), len(batch.row)), np.float32)
-        in_phase = np.asarray(batch.phase) == np.arange(len(PHASES))[:, None]
-        counts[name][0, phases] = np.where(in_phase, np.asarray(batch.count), 0.0)
+    counts = {}
+    for name, launches in graph_launches(graph).items():
+        counts[name] = np.zeros((KINDS, *launches.shape), np.float32)
+        counts[name][0] = launches
         counts[name][0, WORK.index("optimizer")] *= owned
     return counts
 

@@ -46,6 +46,11 @@ class Recipe(Record):
         if unknown:
             raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
 
+    @property
+    def flash2(self) -> float:
+        """1 where attention is FlashAttention-2, as `streams.classes_of` takes it."""
+        return float(self.attention == "flash2")
+
 
 _EAGER = Recipe(fused_accumulation=False)
 """PyTorch's autograd adds gradients by kernels of its own."""

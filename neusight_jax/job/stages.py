@@ -70,12 +70,12 @@ class Stage:
         return Part(self.weights, self.trained, saved, len(self.layers), self.narrowed_bytes)
 
 
-def is_split(config: str | Path | Mapping[str, Any]) -> bool:
+def is_split(config: str | Path | Mapping[str, Any] | Config) -> bool:
     """Whether the layers of a model are split over GPUs, as those of decoders are; others run as replicas."""
     return model_type(language_config(read_config(config))) in (*MODEL_TYPES, "gpt2")
 
 
-def job_config(config: str | Path | Mapping[str, Any]) -> Config:
+def job_config(config: str | Path | Mapping[str, Any] | Config) -> Config:
     """The config of a decoder; GPT-2's and GPT-3's in the spelling of one whose layers are written fused.
 
     Raises: `InputError` for other models.

@@ -275,7 +275,7 @@ def seconds_of_job(
     """
     require_covered(predictor, job.kernels)
     cluster, plan = as_cluster(machine), job.plan
-    of_one, flash2 = run(predictor, cluster.gpu, job.kernels), float(plan.recipe.attention == "flash2")
+    of_one, flash2 = run(predictor, cluster.gpu, job.kernels), plan.recipe.flash2
     kernels, launches = _work_seconds(cluster.gpu, job.kernels, dict(of_one), dict(job.counts), flash2)
     if plan.recipe.cuda_graphs or job.kernels.launched != "eager":
         launches = jnp.zeros_like(launches)

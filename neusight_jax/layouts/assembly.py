@@ -111,7 +111,7 @@ class Assembly:
           run: what forecasts kernels.
           by_family: as `of_one` has them, where they are known.
         """
-        forecast, flash2 = in_chunks(run), float(self.ask.recipe.attention == "flash2")
+        forecast, flash2 = in_chunks(run), self.ask.recipe.flash2
         by_family = self.of_one(predictor, cluster, run) if by_family is None else by_family
         rows = {name: np.asarray(self.table.families[name].row) for name in by_family}
         seconds, marks = np.zeros(self.table.num_rows), np.zeros((len(CLASSES), self.table.num_rows))
