@@ -114,8 +114,11 @@ FITTED = ("encoder", "inference", "job", "trace")
 """Contexts that run the weights they name. The others ask the roofline, whose programs compile in a tenth of the time:
 what an option reaches does not depend on the weights."""
 
-FILES = ("--report", "--plot", "--timeline", "--chakra")
-"""Options that write a file of the answer."""
+FILES: dict[str, str] = {
+    **{"--report": "page.html", "--plot": "plot.html", "--timeline": "line.json", "--chakra": "chakra"},
+    "--write": "vllm=vllm.yaml",
+}
+"""Options that write a file of the answer, and what they are given."""
 VALUES: dict[str, tuple[str, ...]] = {
     **{"--gpu": ("slow.yaml",), "--base": ("A100",), "--batch-size": ("2",), "--sequence-length": ("64",)},
     **{"--mode": ("prefill", "training"), "--dtype": ("fp16",), "--fused": ("",), "--kv-length": ("100",)},
@@ -255,7 +258,7 @@ def changed(command: str, options: Mapping[str, str], name: str, value: str, fol
         usual = options.get("--checkpoint", "fp32" if command == "predict" else "tensorcore")
         value = str(folder / f"other-{usual}")
     if name in FILES:
-        value = {"--report": "page.html", "--plot": "plot.html", "--timeline": "line.json", "--chakra": "chakra"}[name]
+        value = FILES[name]
     return {**options, name: value}
 
 
@@ -287,7 +290,7 @@ def test_no_option_is_ignored(
         asked = changed(command, options, name, value, folder)
         kind = kind_of_change(before, answers.ask(command, model, asked))
         if name in FILES and kind != "refused":
-            kind = "writes a file" if (folder / asked[name]).exists() else "ignored"
+            kind = "writes a file" if (folder / asked[name].rpartition("=")[2]).exists() else "ignored"
         found[kind].append(name)
     assert not found["ignored"]
     record_property(

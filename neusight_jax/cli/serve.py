@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from neusight_jax.cli.console import answer, busy
+from neusight_jax.cli.console import answer, busy, remark
 from neusight_jax.cli.options import (
     AsJson,
     Checkpoint,
@@ -18,8 +19,10 @@ from neusight_jax.cli.options import (
     option,
     takes_workload,
 )
+from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
+_WRITE = "Also write the best layout to deploy it: vllm=FILE, dynamo=FILE or llm-d=FILE, YAML; several at will."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -78,6 +81,7 @@ def serve(
     limits: LimitOptions,
     whole: RunOptions,
     checkpoint: Checkpoint = "tensorcore",
+    write: Annotated[list[str] | None, option(_WRITE, metavar="KIND=FILE", default="none")] = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,10 +94,11 @@ def serve(
     from neusight_jax.hardware.prices import read_prices
     from neusight_jax.model.checkpoint import card_notes, load_card, load_predictor
     from neusight_jax.serving.answers import serve as serve_load
+    from neusight_jax.serving.deployment import write_deployment
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
-    run = whole.run()
+    run, files = whole.run(), _files(write or (), setup.engine)
     with busy("forecasting"):
         serving = serve_load(
             load_predictor(checkpoint),
@@ -121,7 +126,24 @@ def serve(
             limits=limit_figures(limits),
             notes=card_notes(load_card(checkpoint), checkpoint),
         )
+    write_deployment(serving, files)
+    for path in files.values():
+        remark(f"wrote {path}")
     answer(serving, as_json, report, checkpoint=checkpoint)
+
+
+def _files(words: Sequence[str], engine: str) -> dict[str, Path]:
+    """Deployment files to write by their kinds, checked before the work begins."""
+    from neusight_jax.serving.deployment import FORMATS, require_format
+
+    files = {}
+    for word in words:
+        kind, _, file = word.partition("=")
+        if not file:
+            raise InputError(f"--write is {word!r}, expected KIND=FILE with a kind of {', '.join(FORMATS)}")
+        require_format(kind, engine)
+        files[kind] = Path(file)
+    return files
 
 
 def _seconds(name: str, text: str | None) -> float | None:

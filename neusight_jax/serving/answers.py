@@ -24,7 +24,8 @@ from neusight_jax.hardware.variant import figure as figure_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
-from neusight_jax.serving.layouts import Replica, named_machines, replicas, vllm_command
+from neusight_jax.serving.deployment import vllm_command, vllm_flags
+from neusight_jax.serving.layouts import Replica, named_machines, replicas
 from neusight_jax.serving.pools import disaggregated as pooled
 from neusight_jax.serving.power import powered
 from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, require_engine
@@ -262,7 +263,7 @@ class _Served:
         answers = [
             replace(
                 answer(replica, self.load, prices),
-                command=vllm_command(self.model, replica.layout, replica.options),
+                command=vllm_command(self.model.config.name, self._flags(replica)),
             )
             for replica in tried.values()
         ]
@@ -278,6 +279,11 @@ class _Served:
             answers = ranked([self.load.within_power(choice) for choice in answers], _by(prices))
             _require_answer(answers, self.load)
         return answers
+
+    def _flags(self, replica: Replica) -> dict[str, Any]:
+        """Options of vLLM for a replica."""
+        layout = replica.layout
+        return vllm_flags(layout.tensor, layout.expert, replica.options, self.model.dtypes)
 
     def workload(self, engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
         """The workload that was asked for, as results have it."""

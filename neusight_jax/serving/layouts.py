@@ -102,16 +102,6 @@ class Replica:
     reason: str = ""
 
 
-def vllm_command(model: Model, layout: Parallelism, options: Options) -> str:
-    """The line that starts a replica of vLLM in a layout, with the options that forecasts are made with."""
-    flags: dict[str, object] = {"tensor-parallel-size": layout.tensor}
-    flags |= {"enable-expert-parallel": ""} if layout.expert > 1 else {}
-    flags |= {"max-num-batched-tokens": options.chunk_tokens, "max-num-seqs": options.max_batch}
-    flags |= {"gpu-memory-utilization": options.memory_share}
-    flags |= {"kv-cache-dtype": model.dtypes.kv_cache} if model.dtypes.kv_cache == "fp8" else {}
-    return " ".join(("vllm serve", model.config.name, *(f"--{name} {value}".strip() for name, value in flags.items())))
-
-
 def named_machines(
     machines: str | Machine | Sequence[str | os.PathLike[str]] | Mapping[str, Machine],
 ) -> dict[str, Cluster]:

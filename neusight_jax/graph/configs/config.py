@@ -52,6 +52,13 @@ def load_model_config(name: str) -> dict[str, Any]:
     return {key: value for key, value in _catalog()[canonical].items() if key != "aliases"}
 
 
+def hub_name(name: str) -> str:
+    """Repository of a catalog model on Hugging Face's hub, which engines load it by; any other name as it stands."""
+    aliases = _catalog().get(model_names().get(name.lower(), ""), {}).get("aliases", ())
+    hubs = {alias.lower(): alias for alias in aliases if "/" in alias}
+    return hubs.get(name.lower(), next(iter(hubs.values()), name))
+
+
 _MISSING = object()
 LARGEST = 10**9
 """No size of a model is larger."""
