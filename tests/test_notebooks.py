@@ -14,11 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["design", "forecast", "retrain"]
+def test_there_are_six() -> None:
+    names = ["clusters", "codesign", "design", "forecast", "retrain", "serving"]
+    assert [path.stem for path in NOTEBOOKS] == names
 
 
-@pytest.mark.skipif("fp32" not in nj.list_checkpoints(), reason="no checkpoint fp32 here")
+@pytest.mark.skipif(
+    not {"fp32", "tensorcore"} <= {*nj.list_checkpoints()}, reason="no checkpoints fp32 and tensorcore here"
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

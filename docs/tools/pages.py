@@ -72,7 +72,7 @@ BEHIND: dict[str, tuple[str, ...]] = {
 OWN_FOLDERS = ("training", "datasets")
 """Folders that lie beside the package in a checkout."""
 WIDTH = 84
-NOTEBOOKS = ("forecast", "design", "retrain")
+NOTEBOOKS = ("forecast", "serving", "clusters", "design", "codesign", "retrain")
 
 
 def homes() -> dict[str, str]:
@@ -131,6 +131,8 @@ def _shown(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "text/html" in data:
         return re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+    if "image/svg+xml" in data:
+        return "".join(data["image/svg+xml"])
     text = "".join(output.get("text", data.get("text/plain", "")))
     return f"```text\n{text.rstrip()}\n```"
 
