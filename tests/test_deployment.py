@@ -246,9 +246,9 @@ def test_the_command_writes_them(tmp_path: Path, capsys: Capture, monkeypatch: p
     assert yaml.safe_load(files["vllm"].read_text())["model"] == "meta-llama/Llama-3.2-1B"
     assert yaml.safe_load(files["dynamo"].read_text())["metadata"]["name"] == "llama-3-2-1b"
     for text, message in {
-        "vllm.yaml": "--write is 'vllm.yaml', expected KIND=FILE with a kind of vllm, dynamo, llm-d",
-        "vllm=": "--write is 'vllm=', expected KIND=FILE",
-        "helm=x": "unknown deployment 'helm'",
+        "vllm.yaml": "--write is 'vllm.yaml', expected KIND=FILE.yaml with a kind of vllm, dynamo, llm-d",
+        "vllm=": "--write is 'vllm=', expected KIND=FILE.yaml",
+        "helm=x.yaml": "unknown deployment 'helm'",
     }.items():
         assert run([*words, text]) == 2
         assert message in capsys.readouterr().err

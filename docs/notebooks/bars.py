@@ -23,7 +23,7 @@ def bars(title: str, values: Mapping[str, tuple[float, float, float] | float]) -
             f'<text x="{LEFT - 8}" y="{middle + 4}" text-anchor="end">{escape(name)}</text>',
             f'<rect x="{LEFT}" y="{top}" width="{scale * value:.1f}" height="20" fill="#3f51b5" fill-opacity="0.55"/>',
             f'<path d="M{LEFT + scale * low:.1f} {middle}H{LEFT + scale * high:.1f}" stroke="black" stroke-width="2"/>',
-            f'<text x="{LEFT + scale * max(value, high) + 8:.1f}" y="{middle + 4}">{value:,.3g}</text>',
+            f'<text x="{LEFT + scale * max(value, high) + 8:.1f}" y="{middle + 4}">{_number(value)}</text>',
         ]
     height = 44 + ROW * len(ends)
     frame = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13"'
@@ -31,3 +31,7 @@ def bars(title: str, values: Mapping[str, tuple[float, float, float] | float]) -
         f'<svg xmlns="http://www.w3.org/2000/svg" {frame}><rect width="100%" height="100%" fill="white"/>'
         f"{''.join(parts)}</svg>"
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

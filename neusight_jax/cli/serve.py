@@ -22,7 +22,7 @@ from neusight_jax.cli.options import (
 from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
-_WRITE = "Also write the best layout to deploy it: vllm=FILE, dynamo=FILE or llm-d=FILE, YAML; several at will."
+_WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and a YAML file; several at will."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -81,7 +81,7 @@ def serve(
     limits: LimitOptions,
     whole: RunOptions,
     checkpoint: Checkpoint = "tensorcore",
-    write: Annotated[list[str] | None, option(_WRITE, metavar="KIND=FILE", default="none")] = None,
+    write: Annotated[list[str] | None, option(_WRITE, metavar="KIND=FILE.yaml", default="none")] = None,
     report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -139,8 +139,8 @@ def _files(words: Sequence[str], engine: str) -> dict[str, Path]:
     files = {}
     for word in words:
         kind, _, file = word.partition("=")
-        if not file:
-            raise InputError(f"--write is {word!r}, expected KIND=FILE with a kind of {', '.join(FORMATS)}")
+        if not file.endswith((".yaml", ".yml")):  # vLLM reads no other
+            raise InputError(f"--write is {word!r}, expected KIND=FILE.yaml with a kind of {', '.join(FORMATS)}")
         require_format(kind, engine)
         files[kind] = Path(file)
     return files

@@ -25,7 +25,7 @@ from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.times import ENGINES, Options
 from neusight_jax.units import GIB, counted
 
-VLLM = "0.20.1"
+VLLM = "0.33.0"
 """Release of vLLM whose options are written; llm-d's values name its image."""
 DYNAMO = "1.6.1"
 """Release of Dynamo whose graph is written, after its own `profiler/templates/dgd/vllm`."""
