@@ -165,13 +165,13 @@ def test_the_config_of_vllm_says_what_the_command_says(plain: Serving) -> None:
 
 def test_vllm_takes_the_config(plain: Serving, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     write_deployment(plain, {"vllm": tmp_path / "vllm.yaml"})
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     parsed = parser.parse_args(["--config", str(tmp_path / "vllm.yaml")])
-    assert (parsed.tensor_parallel_size, parsed.max_num_seqs) == (2, 32)
+    assert (parsed.tensor_parallel_size, parsed.max_num_seqs, parsed.gpu_memory_utilization) == (2, 32, 0.9)
 
 
 def test_dtypes_and_experts_are_options() -> None:
