@@ -21,6 +21,7 @@ from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.reports import comparison, forecast, layouts, sensitivity, serving
 from neusight_jax.reports.text import INTERVAL
 from neusight_jax.runs import Run
+from neusight_jax.serving.choices import Serving, ServingChoice
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
 TERMS = {
@@ -64,9 +65,21 @@ def compared() -> Any:
 
 
 def served() -> Any:
-    asked: dict[str, Any] = {"input_tokens": 128, "output_tokens": 16, "users": 4, "method": "estimate"}
-    asked |= {"tensor_parallel": [1], "prices": PRICES, "run": RUN, "options": {"max_batch": 32, "chunk_tokens": 1024}}
-    return serving.tables(nj.serve(PREDICTOR, ["H100"], TINY, **asked))
+    """Of an answer made by hand: its columns are those of its fields, and forecasting one compiles for long."""
+    intervals = {"ttft_s": (0.1, 0.3), "tpot_s": (0.01, 0.02), "gpus": (1.0, 1.0), "cost": (0.04, 0.08)}
+    choice = ServingChoice("H100", 1, 1, rank=1, replicas=1, gpus=1, ttft_s={"p95": 0.2}, tpot_s={"p95": 0.015})
+    costs = {"per_hour": 2.5, "input": 0.01, "output": 0.1, "tokens": 0.05}
+    run = RUN.cost(seconds=1.0, gpus=1, tokens=100.0, energy_j=500.0, price_per_hour=2.5)
+    choice = replace(choice, intervals=intervals, costs=costs, run=run)
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "products": "bf16",
+        "input_tokens": 128,
+        "output_tokens": 16,
+        "percentile": 95.0,
+    }
+    asked |= {"users": 4, "request_rate": None, "ttft_s": None, "tpot_s": None}
+    return serving.tables(Serving(asked, "cost", (choice,), "USD"))
 
 
 def laid_out() -> Any:

@@ -55,7 +55,7 @@ def load_model_config(name: str) -> dict[str, Any]:
 def hub_name(name: str) -> str:
     """Repository of a catalog model on Hugging Face's hub, which engines load it by; any other name as it stands."""
     aliases = _catalog().get(model_names().get(name.lower(), ""), {}).get("aliases", ())
-    hubs = {alias.lower(): alias for alias in aliases if "/" in alias}
+    hubs: dict[str, str] = {alias.lower(): alias for alias in aliases if "/" in alias}
     return hubs.get(name.lower(), next(iter(hubs.values()), name))
 
 
