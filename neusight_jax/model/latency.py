@@ -338,7 +338,8 @@ def latency(
     their launches, and what software adds to them (`streams`).
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
-    machines with one program. Tables of the same families and padded lengths share a program too.
+    machines with one program, `in_axes=(None, None, 0)` many stacked tables of the same families and padded lengths.
+    Such tables share a program one by one too.
 
     Args: as of `kernel_latency`; its gradients too.
     """
