@@ -136,7 +136,7 @@ def suggest(
     if not 1 <= count <= len(kernels):
         raise InputError(f"{count} kernels to suggest, expected 1 to {len(kernels)}, the candidates of this checkpoint")
     order = narrowing_rows(mixture, machine, table_from_kernels(kernels), count, works)
-    names = [gpu_name] if gpu_name is None or isinstance(gpu_name, str) else list(gpu_name)
+    names: list[str | None] = [gpu_name] if gpu_name is None or isinstance(gpu_name, str) else [*gpu_name]
     if len(names) != len(_several(machine)):
         raise InputError(f"{len(names)} names for {len(_several(machine))} GPUs, expected one each")
     devices = [names[at // len(kernels)] for at in order]
