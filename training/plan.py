@@ -142,7 +142,7 @@ def suggest(
     devices = [names[at // len(kernels)] for at in order]
     chosen = list(dict.fromkeys(name for name in devices if name is not None))
     plan = _plan(None, [_record(kernels[at % len(kernels)]) for at in order])
-    return Plan(" and ".join(chosen) or None, plan.frame.assign(device=devices))
+    return Plan(" and ".join(chosen) or None, plan.frame.assign(device=np.array(devices, object)))
 
 
 def _several(machine: Machine | Sequence[Machine]) -> list[Machine]:
