@@ -1,7 +1,8 @@
 """The design search beside random search, CMA-ES and TPE at equal numbers of forecasts, and an exhaustive grid.
 
     pip install '.[bench]'
-    python benchmarks/search.py --seeds 10 --grid 32 [--methods NAME ...] [--json FILE]
+    python -m benchmarks.search --seeds 10 --grid 32 [--methods NAME ...] [--json FILE]
+    python -m benchmarks.search --descents [--seeds 5]
 
 Problem: SM count, clock, bandwidth and L2 of an H100-like machine, for GPT-3 XL training and BERT-large inference
 (geometric mean of their seconds), at most 800 mm2 and 600 W. One evaluation is an exact forecast of both workloads on
@@ -11,21 +12,29 @@ Checking a budget costs no evaluation: no method needs a forecast to know that a
 - random: uniform in log fields, on the steps, drawn until the budgets are kept.
 - random, filled: the same directions, each point grown or shrunk to the budgets with the bisection our search uses.
 - CMA-ES (evosax, population 16) and TPE (Optuna): objective plus 10 × log excess over each budget; both also filled.
+
+With --descents, the descents alone are replaced by SciPy's, from the same starts, grown to the budgets, with as many
+values and gradients of the relaxed objective: SLSQP with budgets as constraints, L-BFGS-B with the penalty above. Also
+for the sizes of a model (`benchmarks.codesign`). Exact objectives of where they end, on the steps and within budgets,
+and after the refinement that follows them; over the best seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize
 
 import neusight_jax as nj
 from neusight_jax.designs.answers import answer, problem
@@ -159,6 +168,76 @@ def run_ours(search: Search, budget: int, seed: int) -> np.ndarray:
     return out
 
 
+class _Spent(Exception):
+    """All values and gradients of a descent are spent."""
+
+
+def descend(search: Search, method: str, start: np.ndarray) -> np.ndarray:
+    """Log fields where a solver of SciPy ends from a point, the best of all it asked for."""
+    span, names = search.high - search.low, search.problem.cheap
+    limits = np.array([float(jnp.log(search.limits()[name])) for name in names])
+    left, best, least = search.settings.steps, start, np.inf
+
+    def excess(logs: Any) -> Any:
+        costs = search.arguments.cheap(search.problem.figures(logs))
+        return jnp.stack([jnp.log(costs[name]) for name in names])
+
+    costs = jax.jit(lambda logs: (excess(logs), jax.jacfwd(excess)(logs)))
+
+    def over(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        spent, slopes = costs(jnp.asarray(search.low + span * share, float))
+        return np.asarray(spent, np.float64) - limits, np.asarray(slopes, np.float64) * span
+
+    def both(share: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal left, best, least
+        if left == 0:
+            raise _Spent
+        left -= 1
+        logs = search.low + span * share
+        (values_, _), (slopes, _) = search._sloped(logs[None], search.settings.relaxation)
+        spent, of_spent = over(share)
+        merit = float(values_[0]) + PENALTY * float(np.maximum(spent, 0.0).sum())
+        if merit < least:
+            best, least = logs, merit
+        if method == "SLSQP":
+            return float(values_[0]), slopes[0] * span
+        return merit, slopes[0] * span + PENALTY * (of_spent * (spent > 0.0)[:, None]).sum(axis=0)
+
+    kept = {"type": "ineq", "fun": lambda share: -over(share)[0], "jac": lambda share: -over(share)[1]}
+    constraints = kept if method == "SLSQP" else ()
+    with contextlib.suppress(_Spent):
+        share = np.clip((start - search.low) / span, 0.0, 1.0)
+        minimize(both, share, jac=True, method=method, bounds=[(0.0, 1.0)] * len(span), constraints=constraints)
+    return best
+
+
+def solved(search: Search, method: str, seeds: int) -> np.ndarray:
+    """Exact log objectives [seed, 2]: the best end of the descents by a method, and after the refinement."""
+
+    def ends(starts: np.ndarray, limits: Any) -> np.ndarray:
+        grown = search.repaired(starts, np.ones_like(starts))
+        return np.array([descend(search, method, start) for start in grown])
+
+    with contextlib.nullcontext() if method == "ours" else patch.object(search, "_ends", ends):
+        found = [search.run(seed) for seed in range(seeds)]
+    return np.array([[each.trace[search.settings.starts - 1][1], each.objective] for each in found])
+
+
+def descents(seeds: int) -> None:
+    """Print the table of the descents."""
+    from benchmarks.codesign import make_search as make_model_search
+
+    searches = {"chip": make_search("fp32", 1, Settings()), "model": make_model_search([1] * 5)}
+    print("| problem | descent | ends: median | ends: worst | refined: median | refined: worst |", flush=True)
+    for problem_name, search in searches.items():
+        results = {method: solved(search, method, seeds) for method in ("ours", "SLSQP", "L-BFGS-B")}
+        best = min(result.min() for result in results.values())
+        for method, result in results.items():
+            off = np.expm1(result - best)
+            cells = " | ".join(f"{np.median(off[:, at]):.2%} | {off[:, at].max():.2%}" for at in (0, 1))
+            print(f"| {problem_name} | {method} | {cells} |", flush=True)
+
+
 def gradient_ratio(search: Search) -> float:
     """Measured time of a value with its gradient over a value's, for one batch of machines."""
     value = jax.jit(jax.vmap(lambda given, logs: search._value(given, logs, 1.0)[0][0], in_axes=(None, 0)))
@@ -187,7 +266,10 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="fp32")
     parser.add_argument("--methods", nargs="*", help="only these; default all")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--descents", action="store_true", help="only ours beside SciPy's, within the same search")
     chosen = parser.parse_args()
+    if chosen.descents:
+        return descents(chosen.seeds)
     begin = time.perf_counter()
     search = make_search(chosen.checkpoint, max(chosen.grid, 1), Settings())
     search.run(0)

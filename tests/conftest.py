@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 # Array shapes and types of the physics are checked at run time.
 CHECKED = (
     *("forecast", "model.roofline", "model.latency", "model.heads", "model.mixture", "model.residuals"),
-    *("model.intervals", "model.kernel_intervals"),
+    *("model.intervals", "model.kernel_intervals", "model.batching"),
     *("kernels.gemm", "kernels.grouped_gemm", "kernels.conv", "kernels.rowwise", "kernels.attention"),
     "kernels.collective",
 )

@@ -12,6 +12,7 @@ from neusight_jax.cli.app import run
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
 from neusight_jax.model.kernel_intervals import predict_kernel_intervals
+from neusight_jax.training import plan
 from neusight_jax.training.identification import FIGURES, LAUNCH, identify
 from neusight_jax.training.prior import DEVIATIONS, error_covariance
 from synthetic import synthetic_rows
@@ -136,6 +137,60 @@ def test_calibrate_identifies_and_suggests(tmp_path: Path, checkpoint: Path, cap
     ):
         assert run([*arguments, *wrong]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three candidates of two families."""
+    passes = {"reads": 2.0, "writes": 1.0}
+    few = {
+        "linear": [Kernel("linear", "linear", {"batch": 1.0, "m": m, "n": n, "k": k}) for m, n, k in PRODUCTS[:3]],
+        "elementwise": [Kernel("elementwise", "add", {"rows": b, "cols": h, **passes}) for b, h in SUMS[:3]],
+    }
+    monkeypatch.setattr(plan, "candidates", lambda family: few.get(family, []))
+
+
+def test_a_suggestion_settles_a_ranking(few_candidates: None) -> None:
+    """Of three GPUs the ratio of the best two is narrowed, more than by kernels at random."""
+    predictor, names = nj.load_predictor("fp32"), ["T4", "V100", "A10"]
+    gpus = [nj.load_gpu(name) for name in names]
+    work, among = kernels(2, 3), kernels()
+    totals = [float(nj.latency(predictor, gpu, work)) for gpu in gpus]
+    which, covariance, noise, aims = plan.undecided(predictor, gpus, among, [work])
+    assert which == np.argsort(totals)[:2].tolist()
+    each = len(noise) // 2
+
+    def left(rows: list[int]) -> float:
+        """Variance of the log ratio once these are measured."""
+        places = [which.index(at // among.num_rows) * each + at % among.num_rows for at in rows]
+        seen = covariance[np.ix_(places, places)] + np.diag(noise[places])
+        across = aims[0] @ covariance[:, places]
+        return float(aims[0] @ covariance @ aims[0] - across @ np.linalg.solve(seen, across))
+
+    order = plan.narrowing_rows(predictor, gpus, among, 3, [work])
+    random = np.random.default_rng(0)
+    rows = [place * among.num_rows + at for place in which for at in range(among.num_rows)]
+    drawn = [left(random.choice(rows, 3, replace=False).tolist()) for _ in range(40)]
+    assert left(order) <= min(drawn) + 1e-9
+    assert left(order) < 0.6 * left([])
+    assert {at // among.num_rows for at in order} == set(which)
+    chosen = nj.suggest(predictor, gpus, [work], 4, gpu_name=names)
+    assert set(chosen.frame.device) == {names[place] for place in which}
+    with pytest.raises(nj.InputError, match="1 names for 3 GPUs"):
+        nj.suggest(predictor, gpus, [work], 4)
+
+
+def test_equal_machines_have_a_ratio_that_is_known(few_candidates: None) -> None:
+    """Errors of machines that are alike go together; of two architectures each has its own."""
+    predictor, work = nj.load_predictor("fp32"), kernels(2, 3)
+
+    def variance(*gpus: nj.GPU) -> float:
+        _, covariance, _, aims = plan.undecided(predictor, gpus, kernels(1, 1), [work])
+        return float(aims[0] @ covariance @ aims[0])
+
+    assert variance(GPU, GPU) == pytest.approx(0.0, abs=1e-9)
+    # The spread of a measurement is that of a fit to the rows of both.
+    assert variance(GPU, nj.load_gpu("T4")) == pytest.approx(variance(GPU) + variance(nj.load_gpu("T4")), rel=0.1)
 
 
 def test_figures_that_are_looked_for_by_default_can_be() -> None:

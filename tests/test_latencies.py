@@ -16,10 +16,13 @@ from predictors import KINDS, NETWORKS, ON_ONE_GPU, only, random_gpus, random_ke
 import neusight_jax as nj
 from neusight_jax import sensitivities
 from neusight_jax.baselines import load_baseline
+from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
+from neusight_jax.model import batching
+from neusight_jax.model.batching import BLOCK
 from neusight_jax.model.checkpoint import untrained
-from neusight_jax.model.latency import BLOCK, kernel_latency
+from neusight_jax.model.latency import kernel_latency
 from neusight_jax.model.roofline import relaxation_switch, whole_waves
 
 COMPILED: list[str] = []
@@ -133,6 +136,51 @@ def test_many_predictors_and_machines() -> None:
     alone = nj.latency(predictors[1], jax.tree.map(lambda figures: figures[2], gpus), kernels)
     np.testing.assert_allclose(outer, inner.T, rtol=1e-5)
     assert float(outer[1, 2]) == pytest.approx(float(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize("launched", ["graph", "host", "eager"])
+def test_many_tables_are_tables_alone(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums and slopes of tables in blocks, one of them empty, are those of a loop over them."""
+    monkeypatch.setattr(batching, "TABLE_ROWS", 8)
+    predictor, names = random_predictor("mixture", 5), ("linear", "norm")
+    tables = [replace(only(table_from_kernels(_mixed(9, seed)), *names), launched=launched) for seed in range(5)]
+    tables.append(jax.tree.map(np.zeros_like, tables[0]))
+    phases = np.random.default_rng(0).integers(0, 4, 32).astype(np.int32)
+    tables = [
+        replace(table, families={name: replace(batch, phase=phases) for name, batch in table.families.items()})
+        for table in tables
+    ]
+    stacked = jax.tree.map(lambda *columns: np.stack(columns), *tables)
+    both = jax.value_and_grad(nj.latency, argnums=1)
+    alone = [both(predictor, H100, table) for table in tables]
+    seconds, slopes = jax.vmap(both, in_axes=(None, None, 0))(predictor, H100, stacked)
+    np.testing.assert_allclose(seconds, [value for value, _ in alone], rtol=1e-6)
+    assert float(seconds[-1]) < 1e-12
+    for field in FIELDS:
+        each = np.array([float(getattr(slope, field)) for _, slope in alone])
+        np.testing.assert_allclose(getattr(slopes, field), each, rtol=1e-5, atol=1e-6 * np.abs(each).max())
+    summed = jax.grad(lambda gpu: jnp.sum(jax.vmap(nj.latency, in_axes=(None, None, 0))(predictor, gpu, stacked)))(H100)
+    total = sum(float(slope.mem_bytes_per_s) for _, slope in alone)
+    assert float(summed.mem_bytes_per_s) == pytest.approx(total, rel=1e-5)
+
+
+def test_tables_with_a_machine_each_and_tables_of_other_counts() -> None:
+    predictor, table, gpus = random_predictor("mixture", 5), only(_repeated(), "norm"), random_gpus(4, 3)
+    batch = table.families["norm"]
+
+    def one(gpu: nj.GPU, count: Any) -> Any:
+        return nj.latency(predictor, gpu, KernelTable({"norm": replace(batch, count=count)}))
+
+    counts = np.arange(3.0, dtype=np.float32)[:, None] * batch.count
+    seconds = jax.vmap(one)(gpus, counts)
+    same = jax.vmap(one, in_axes=(None, 0))(T4, counts)
+    outer = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(gpus, counts)
+    for place in range(3):
+        gpu = jax.tree.map(lambda figures, i=place: figures[i], gpus)
+        alone = float(one(gpu, counts[place]))
+        assert float(seconds[place]) == pytest.approx(alone, rel=1e-6)
+        assert float(outer[place, place]) == pytest.approx(alone, rel=1e-6)
+        assert float(same[place]) == pytest.approx(float(one(T4, counts[place])), rel=1e-6)
 
 
 def test_memory_does_not_grow_with_the_machines() -> None:

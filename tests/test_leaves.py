@@ -86,6 +86,12 @@ def walk(seconds: Callable[..., Any], *records: Any) -> dict[str, float]:
     return errors
 
 
+def told(name: str, errors: dict[str, float]) -> str:
+    """Number of leaves, the worst error, and slopes that are no numbers."""
+    none = sum(error == np.inf for error in errors.values())
+    return f"{name}: {len(errors)} leaves, worst {max(errors.values()):.1e}, {none} not finite"
+
+
 def off_steps(table: KernelTable, seed: int = 0) -> KernelTable:
     """Kernels with sizes off every whole number, where no minimum or maximum has two equal sides."""
     random = np.random.default_rng(seed)
@@ -131,7 +137,7 @@ def test_slopes_by_every_leaf_of_a_family(family: str, record_property: Callable
 
     with _double():
         errors = walk(seconds, predictor, machine, table)
-    record_property("shown", f"{family}: {len(errors)} leaves, worst {max(errors.values()):.1e}")
+    record_property("shown", told(family, errors))
     assert max(errors.values()) < SMOOTH, {name: error for name, error in errors.items() if not error < SMOOTH}
 
 
@@ -155,7 +161,7 @@ def test_slopes_by_every_leaf_of_a_job_and_a_service(record_property: Callable[.
             "service": walk(lambda replica, gpu: served(replica, predictor, gpu, 1.0)[0]["seconds"], replica, gpu),
         }
     for name, each in errors.items():
-        record_property("shown", f"{name}: {len(each)} leaves, worst {max(each.values()):.1e}")
+        record_property("shown", told(name, each))
         assert max(each.values()) < SMOOTH, {leaf: error for leaf, error in each.items() if not error < SMOOTH}
 
 

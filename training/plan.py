@@ -2,8 +2,8 @@
 
 Candidates are kernels of the catalog's models and shapes drawn over the range such kernels come from. A plan takes
 those that lower the uncertainty of all of them most, for the GPU named, or on average over a spread of GPUs. A
-suggestion takes those that narrow the totals of some models most: their slope by the logarithm of a kernel is its share
-of the time.
+suggestion takes those that narrow the totals of some models most, or the ratio of those of two machines: the slope of a
+total by the logarithm of a kernel is its share of the time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from neusight_jax.graph.configs.build import graph_from_config, is_eager
 from neusight_jax.graph.configs.config import list_models
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import catalog_gpu
-from neusight_jax.hardware.cluster import Machine
+from neusight_jax.hardware.cluster import Cluster, Machine, on_device
 from neusight_jax.hardware.files import load_named_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.rowwise import BINARY_OPS
 from neusight_jax.kernels.table import Kernel, KernelBatch, KernelTable, distinct, table_from_kernels
 from neusight_jax.model.checkpoint import load_predictor
+from neusight_jax.model.intervals import error_correlation, machine_distance
 from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
@@ -112,20 +113,21 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
 
 def suggest(
     predictor: Predictor,
-    machine: Machine,
+    machine: Machine | Sequence[Machine],
     works: Sequence[Graph | KernelTable],
     count: int = 10,
     *,
-    gpu_name: str | None = None,
+    gpu_name: str | Sequence[str] | None = None,
 ) -> Plan:
-    """Choose the kernels whose measurement, and `calibrate` with it, narrows the totals of models most.
+    """Choose the kernels whose measurement, and `calibrate` with it, narrows what is to be decided most.
 
     Args:
       predictor: of kind `mixture`.
-      machine: a GPU nobody has measured.
+      machine: a GPU nobody has measured, whose totals are narrowed; or several to rank, of the best two of which the
+        ratio is narrowed.
       works: models that are decided upon; their totals count alike.
       count: kernels to choose.
-      gpu_name: device of the plan.
+      gpu_name: device of the plan; of several machines one each.
     Raises: `InputError` for a predictor of another kind, no model, or more kernels than there are candidates.
     """
     mixture = calibratable(predictor)
@@ -134,33 +136,77 @@ def suggest(
     if not 1 <= count <= len(kernels):
         raise InputError(f"{count} kernels to suggest, expected 1 to {len(kernels)}, the candidates of this checkpoint")
     order = narrowing_rows(mixture, machine, table_from_kernels(kernels), count, works)
-    return _plan(gpu_name, [_record(kernels[at]) for at in order])
+    names: list[str | None] = [gpu_name] if gpu_name is None or isinstance(gpu_name, str) else [*gpu_name]
+    if len(names) != len(_several(machine)):
+        raise InputError(f"{len(names)} names for {len(_several(machine))} GPUs, expected one each")
+    devices = [names[at // len(kernels)] for at in order]
+    chosen = list(dict.fromkeys(name for name in devices if name is not None))
+    plan = _plan(None, [_record(kernels[at % len(kernels)]) for at in order])
+    return Plan(" and ".join(chosen) or None, plan.frame.assign(device=np.array(devices, object)))
+
+
+def _several(machine: Machine | Sequence[Machine]) -> list[Machine]:
+    return [machine] if isinstance(machine, GPU | Cluster) else list(machine)
 
 
 def narrowing_rows(
     predictor: MixturePredictor,
-    machine: Machine,
+    machine: Machine | Sequence[Machine],
     among: KernelTable,
     count: int,
     works: Sequence[Graph | KernelTable],
 ) -> list[int]:
-    """Rows of a table whose measurement narrows the totals of models most, the most telling first.
+    """Rows of a table whose measurement narrows what is decided upon most, the most telling first.
 
     Args:
       predictor: what forecasts.
-      machine: a GPU nobody has measured.
+      machine: a GPU nobody has measured, or several to rank.
       among: kernels that may be measured, each by itself.
       count: rows to choose.
       works: models that are decided upon.
+    Returns: rows; of several machines numbered on, those of the second after all of the first.
     """
-    if not works:
-        raise InputError("no model to decide upon; give at least one, whose forecast is to be narrowed")
+    which, covariance, noise, aims = undecided(predictor, machine, among, works)
+    rows, each = len(noise) // len(which), among.num_rows
+    alone = np.arange(len(noise)) % rows < each
+    order = most_telling([covariance], count, np.sqrt(noise), aims, alone)
+    return [which[at // rows] * each + at % rows for at in order]
+
+
+def undecided(
+    predictor: MixturePredictor,
+    machine: Machine | Sequence[Machine],
+    among: KernelTable,
+    works: Sequence[Graph | KernelTable],
+) -> tuple[list[int], Float[np.ndarray, "row row"], Float[np.ndarray, " row"], Float[np.ndarray, "work row"]]:
+    """Log errors of candidates and of models before anything is measured, and the decision as slopes by them.
+
+    Errors of two machines go together as those of the ratio of their forecasts do (`intervals.error_correlation`).
+
+    Args: as of `narrowing_rows`.
+    Returns: places of the machines decided between, one or two; of the rows of `among` and then the kernels of every
+      model, on one machine after the other, covariance and variance of measurements; slopes of the log total of each
+      model, or of its log ratio on the two.
+    """
+    machines = _several(machine)
+    if not works or not machines:
+        raise InputError("no model to decide upon, or no GPU; give at least one, whose forecast is to be narrowed")
     tables = [distinct(work.kernels if isinstance(work, Graph) else work) for work in works]
     table = _joined([among, *tables], predictor)
-    alone = np.arange(table.num_rows) < among.num_rows
-    covariance, noise = error_covariance(predictor, machine, table, alone, tied=False)
-    aims = _total_slopes(predictor, machine, table, [among.num_rows, *(part.num_rows for part in tables)])
-    return most_telling([covariance], count, np.sqrt(noise), aims, alone)
+    lengths = [among.num_rows, *(part.num_rows for part in tables)]
+    logs, slopes = zip(*(_totals(predictor, machine, table, lengths) for machine in machines), strict=True)
+    which = np.argsort(np.sum(logs, axis=1), kind="stable")[:2].tolist()
+    chosen = [machines[place] for place in which]
+    both = _joined([table] * len(which), predictor)
+    on_each: Machine = jax.tree.map(
+        lambda *figures: np.repeat(np.asarray(figures, np.float32), table.num_rows), *map(on_device, chosen)
+    )
+    alone = np.tile(np.arange(table.num_rows) < among.num_rows, len(which))
+    covariance, noise = error_covariance(predictor, on_each, both, alone, tied=False)
+    alike = [[error_correlation(machine_distance(one, other)) for other in chosen] for one in chosen]
+    covariance *= np.kron(alike, np.ones((table.num_rows, table.num_rows)))
+    aims = [sign * slopes[place] for sign, place in zip((1.0, -1.0), which, strict=False)]
+    return which, covariance, noise, np.concatenate(aims, axis=1)
 
 
 def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
@@ -180,21 +226,25 @@ def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
     return KernelTable(families)
 
 
-def _total_slopes(
+def _totals(
     predictor: MixturePredictor, machine: Machine, table: KernelTable, lengths: Sequence[int]
-) -> Float[np.ndarray, "work row"]:
-    """Slopes of log totals by log seconds of kernels: their shares of the time.
+) -> tuple[Float[np.ndarray, " work"], Float[np.ndarray, "work row"]]:
+    """Log totals of models, and their slopes by log seconds of kernels: shares of the time.
 
     Args:
-      table: candidates, and then the kernels of every model; lengths: rows of each.
+      predictor: what forecasts.
+      machine: scalars.
+      table: candidates, and then the kernels of every model.
+      lengths: rows of each.
     """
     seconds = kernel_latency(predictor, machine, table)
     cost = in_row_order(table, {name: np.asarray(rows) * table.families[name].count for name, rows in seconds.items()})
     ends = np.cumsum(lengths)
-    slopes = np.zeros((len(lengths) - 1, ends[-1]))
+    slopes, logs = np.zeros((len(lengths) - 1, ends[-1])), np.zeros(len(lengths) - 1)
     for work, (start, end) in enumerate(itertools.pairwise(ends)):
-        slopes[work, start:end] = cost[start:end] / cost[start:end].sum()
-    return slopes
+        total = cost[start:end].sum()
+        logs[work], slopes[work, start:end] = np.log(total), cost[start:end] / total
+    return logs, slopes
 
 
 def candidates(family: str) -> list[Kernel]:

@@ -229,7 +229,7 @@ def error_covariance(
 
     Args:
       predictor: what forecasts them.
-      machine: that nobody has measured.
+      machine: that nobody has measured; figures are scalars, or arrays [row].
       table: the kernels.
       isolated: rows that are measured alone; the others run inside a model.
       tied: whether families are off together: heads are one physics, and what a machine does otherwise by a head it
@@ -243,8 +243,9 @@ def error_covariance(
         family, row = FAMILIES[name], np.asarray(padded.row)
         real, network = np.flatnonzero(row >= 0), networks.index(family.network)
         place, spread = row[real], prior_of(family.network).noise_of(max(len(real), 1))
+        on_each: Machine = jax.tree.map(lambda figure, row=row: figure[row] if np.ndim(figure) else figure, machine)
         # With padding, so that tables of one length share a program.
-        errors = family_errors(predictor, machine, name, padded, spread, alone[row])
+        errors = family_errors(predictor, on_each, name, padded, spread, alone[row])
         covariance[np.ix_(place, place)] = errors.rest[np.ix_(real, real)]
         noise[place] = errors.noise[real]
         # Links have heads of their own.

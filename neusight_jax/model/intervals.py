@@ -198,7 +198,7 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     Args:
       predictor: bounds are NaN where it carries no intervals of the family.
       family: of the kernels.
-      gpu: scalars; one outside the trained range widens the interval.
+      gpu: scalars, or arrays [kernel]; one outside the trained range widens the interval.
       batch: the kernels; shapes outside the trained range widen it, and so does what was never measured.
     """
     intervals: Intervals | None = getattr(predictor, "intervals", None)
@@ -213,19 +213,19 @@ def kernel_interval(predictor: Predictor, family: Family, gpu: GPU, batch: Kerne
     machine = gpu_widening(gpu_ratios(gpu), intervals.gpu_range[family.network])
     pair = kernel_bounds(intervals, family.network, gpu)
     moved = outward(family, batch)
-    below = jnp.clip(pair[0] * machine * shape - moved[0], -WIDEST, WIDEST)
-    above = jnp.clip(pair[1] * machine * shape + moved[1], -WIDEST, WIDEST)
+    below = jnp.clip(pair[..., 0] * machine * shape - moved[0], -WIDEST, WIDEST)
+    above = jnp.clip(pair[..., 1] * machine * shape + moved[1], -WIDEST, WIDEST)
     return KernelInterval(below, above, machine * shape, shape, jnp.where(moved[1] > 0.0, 1.0, 0.0))
 
 
-def kernel_bounds(intervals: Intervals, network: str, gpu: GPU) -> Float[Array, "2"]:
+def kernel_bounds(intervals: Intervals, network: str, gpu: GPU) -> Float[Array, "*gpu 2"]:
     """Log bounds of a kernel inside what was trained on, on a GPU of this one's vendor, not widened."""
     return _of_vendor(intervals, network, intervals.kernels[network], gpu)
 
 
-def _of_vendor(intervals: Intervals, name: str, usual: Float[Array, "2"], gpu: GPU) -> Float[Array, "2"]:
+def _of_vendor(intervals: Intervals, name: str, usual: Float[Array, "2"], gpu: GPU) -> Float[Array, "*gpu 2"]:
     """Bounds for a GPU's vendor: those of `name` for another one's where there are any."""
-    return jnp.where(other_vendor(gpu), intervals.other_vendor.get(name, usual), usual)
+    return jnp.where(other_vendor(gpu)[..., None], intervals.other_vendor.get(name, usual), usual)
 
 
 def total_interval(intervals: Intervals, gpu: GPU, seconds: float, wider: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import RELAXATION
 from neusight_jax.kernels.table import PHASES, KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.model.batching import BLOCK, ROWS, fast_on_many, in_blocks
 from neusight_jax.model.power import (
     CLOCKS,
     Draw,
@@ -106,12 +107,6 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
 
 
 _Machine = TypeVar("_Machine", bound=GPU | Cluster)
-BLOCK = 4096
-"""Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
-MACHINES = 1024
-"""Machines at a time, for the same reason."""
-ROWS = 1
-"""Rows at a time where there are that many machines; as many times more as there are fewer of them."""
 
 
 def _all_kernels(
@@ -122,39 +117,9 @@ def _all_kernels(
         return term.seconds
 
     return {
-        name: _in_blocks(
-            seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}, kernels.launched), isolated
-        )
+        name: in_blocks(seconds, len(batch.row), BLOCK, machine, KernelTable({name: batch}, kernels.launched), isolated)
         for name, batch in kernels.families.items()
     }
-
-
-def _in_blocks(run: Callable[..., Any], rows: int, most: int, *arguments: Any) -> Any:
-    """`run(*arguments)` [rows], at most so many rows at a time; leaves that are arrays [rows] are cut.
-
-    Every block takes its rows from all over, so that rows that lie on several devices keep all of them busy.
-    """
-    blocks = -(-rows // most)
-    if blocks <= 1:
-        return run(*arguments)
-    size = -(-rows // blocks)
-    leaves, tree = jax.tree.flatten(arguments)
-    cut = [jnp.ndim(leaf) > 0 and jnp.shape(leaf)[0] == rows for leaf in leaves]
-    parts = [
-        jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(size, blocks).T
-        for leaf, is_cut in zip(leaves, cut, strict=True)
-        if is_cut
-    ]
-
-    def of_block(block: list[Array]) -> Any:
-        slices = iter(block)
-        merged = [next(slices) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
-        return run(*jax.tree.unflatten(tree, merged))
-
-    def joined(of_blocks: Array) -> Array:
-        return jnp.moveaxis(of_blocks, 0, 1).reshape(-1, *of_blocks.shape[2:])[:rows]
-
-    return jax.tree.map(joined, jax.lax.map(of_block, parts))
 
 
 _kernel_latency = jax.jit(_all_kernels)
@@ -229,72 +194,10 @@ def _plain_slopes(
     return total, slopes
 
 
-_OfTable = TypeVar("_OfTable", bound=Callable[..., Any])
-
-
-def _over_chunks(
-    of_table: Callable[..., Any], predictor: Predictor, machine: Machine, chunks: KernelTable, *how: Any
-) -> Any:
-    """A sum over a table from columns [chunk, row], of the chunks that launch anything; those come first."""
-    total = of_table(predictor, machine, replace(chunks, families={}), *how)
-    for name, batch in chunks.families.items():
-
-        def add(place: Array, total: Any, name: str = name, batch: KernelBatch = batch) -> Any:
-            """Add one chunk.
-
-            Args:
-              place: of the chunk.
-              total: sum so far.
-              name: family; bound here, as the loop changes it.
-              batch: its chunks, likewise.
-            """
-            chunk = replace(chunks, families={name: jax.tree.map(lambda column: column[place], batch)})
-            return jax.tree.map(jnp.add, total, of_table(predictor, machine, chunk, *how))
-
-        total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
-    return total
-
-
-def _fast_on_many(of_table: _OfTable) -> _OfTable:
-    """A sum over a table that takes many machines in blocks, and each distinct kernel once. Other batches as they come.
-
-    Args:
-      of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table.
-    """
-    batching = jax.custom_batching.custom_vmap(of_table)
-
-    @batching.def_vmap
-    def many(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
-        predictor, machine, kernels, relaxation, isolated = arguments
-        machines = (machine, relaxation, isolated)
-        marks = jax.tree.leaves((batched[1], *batched[3:]))
-        scalars = all(jnp.ndim(leaf) <= mark for leaf, mark in zip(jax.tree.leaves(machines), marks, strict=True))
-        if not scalars or any(jax.tree.leaves((batched[0], batched[2]))):
-            sums = jax.vmap(of_table, in_axes=axes)(*arguments)
-            return sums, jax.tree.map(lambda _: True, sums)
-        blocks = -(-size // MACHINES)
-        rows = ROWS * MACHINES // -(-size // blocks)
-        batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
-        phases = kernels.launched == "eager"
-        chunks = {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}
-
-        def block(machine: Machine, relaxation: Any, isolated: Any) -> Any:
-            return jax.vmap(
-                lambda *one: _over_chunks(of_table, predictor, one[0], replace(kernels, families=chunks), *one[1:]),
-                in_axes=(axes[1], *axes[3:]),
-            )(machine, relaxation, isolated)
-
-        sums = _in_blocks(block, size, MACHINES, *machines)
-        return sums, jax.tree.map(lambda _: True, sums)
-
-    return batching  # type: ignore[return-value]
-
-
 def _by_arguments(of_table: Callable[..., Any]) -> Any:
     """A sum over a table by the program that is compiled fast where all arguments are known: who asks thousands of
     times compiles the question, by `jax.jit`."""
-    once, many = one_shot(of_table), jax.jit(_fast_on_many(of_table))
+    once, many = one_shot(of_table), jax.jit(fast_on_many(of_table))
 
     def run(*arguments: Any) -> Any:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
@@ -358,7 +261,7 @@ def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
         return bends
 
     total = bend(replace(kernels, families={}))
-    # A scan, and not `_over_chunks`: second derivatives are also taken backwards, which its loop is not.
+    # A scan, and not `batching.over_chunks`: second derivatives are also taken backwards, which its loop is not.
     for name, batch in kernels.families.items():
 
         def add(total: Any, chunk: KernelBatch, name: str = name) -> tuple[Any, None]:
@@ -435,7 +338,8 @@ def latency(
     their launches, and what software adds to them (`streams`).
 
     `jax.grad(latency, argnums=1)` is a GPU of derivatives; `jax.vmap(latency, in_axes=(None, 0, None))` forecasts many
-    machines with one program. Tables of the same families and padded lengths share a program too.
+    machines with one program, `in_axes=(None, None, 0)` many stacked tables of the same families and padded lengths.
+    Such tables share a program one by one too.
 
     Args: as of `kernel_latency`; its gradients too.
     """

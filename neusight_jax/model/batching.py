@@ -1,0 +1,202 @@
+"""Batches: a sum over a table, of many machines or of many tables, in blocks that stay in the caches of a core.
+
+Two cases of one rule (`fast_on_many`). Of one table on many machines each distinct kernel is forecast once. Many tables
+of equal padded lengths are one long table [table × row], whose rows that launch anything are forecast block by block
+and summed by table; of equal kernels in several tables each is forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from neusight_jax.hardware.cluster import Machine
+from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.model.predictor import Predictor
+
+BLOCK = 4096
+"""Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
+TABLE_ROWS = 512
+"""Rows of a family at a time where they are of many tables: fewer, as the last block is filled up."""
+MACHINES = 1024
+"""Machines at a time, for the reason of `BLOCK`."""
+ROWS = 1
+"""Rows at a time where there are that many machines; as many times more as there are fewer of them."""
+
+
+def in_blocks(run: Callable[..., Any], rows: int, most: int, *arguments: Any) -> Any:
+    """`run(*arguments)` [rows], at most so many rows at a time; leaves that are arrays [rows] are cut.
+
+    Every block takes its rows from all over, so that rows that lie on several devices keep all of them busy.
+
+    Args:
+      run: of the arguments, cut or whole.
+      rows: there are in all.
+      most: of a block.
+      *arguments: records of arrays.
+    """
+    blocks = -(-rows // most)
+    if blocks <= 1:
+        return run(*arguments)
+    size = -(-rows // blocks)
+    leaves, tree = jax.tree.flatten(arguments)
+    cut = [jnp.ndim(leaf) > 0 and jnp.shape(leaf)[0] == rows for leaf in leaves]
+    parts = [
+        jnp.pad(leaf, (0, blocks * size - rows), mode="edge").reshape(size, blocks).T
+        for leaf, is_cut in zip(leaves, cut, strict=True)
+        if is_cut
+    ]
+
+    def of_block(block: list[Array]) -> Any:
+        slices = iter(block)
+        merged = [next(slices) if is_cut else leaf for leaf, is_cut in zip(leaves, cut, strict=True)]
+        return run(*jax.tree.unflatten(tree, merged))
+
+    def joined(of_blocks: Array) -> Array:
+        return jnp.moveaxis(of_blocks, 0, 1).reshape(-1, *of_blocks.shape[2:])[:rows]
+
+    return jax.tree.map(joined, jax.lax.map(of_block, parts))
+
+
+_OfTable = TypeVar("_OfTable", bound=Callable[..., Any])
+
+
+def over_chunks(
+    of_table: Callable[..., Any], predictor: Predictor, machine: Machine, chunks: KernelTable, *how: Any
+) -> Any:
+    """A sum over a table from columns [chunk, row], of the chunks that launch anything; those come first.
+
+    Args:
+      of_table: as of `fast_on_many`.
+      predictor: weights.
+      machine: scalars.
+      chunks: a table cut by `table.in_chunks`.
+      *how: relaxation and isolated, scalars.
+    """
+    total = of_table(predictor, machine, replace(chunks, families={}), *how)
+    for name, batch in chunks.families.items():
+
+        def add(place: Array, total: Any, name: str = name, batch: KernelBatch = batch) -> Any:
+            """Add one chunk.
+
+            Args:
+              place: of the chunk.
+              total: sum so far.
+              name: family; bound here, as the loop changes it.
+              batch: its chunks, likewise.
+            """
+            chunk = replace(chunks, families={name: jax.tree.map(lambda column: column[place], batch)})
+            return jax.tree.map(jnp.add, total, of_table(predictor, machine, chunk, *how))
+
+        total = jax.lax.fori_loop(0, jnp.sum(jnp.any(batch.count > 0, axis=1)), add, total)
+    return total
+
+
+def _over_tables(of_table: Callable[..., Any], size: int, batched: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    """A sum over each of many tables [table], in blocks of rows that launch anything.
+
+    Args:
+      of_table: as of `fast_on_many`.
+      size: how many tables.
+      batched: which leaves of the arguments have a leading axis [table].
+      arguments: of `of_table`; all but the predictor may have that axis.
+    """
+    predictor, machine, kernels, *how = arguments
+    nothing = of_table(predictor, machine, replace(kernels, families={}), *how)
+    totals = jax.tree.map(lambda zero: jnp.zeros((size, *zero.shape), zero.dtype), nothing)
+    one, marks = (machine, *how), (batched[1], *batched[3:])
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, marks)
+    for name, batch in kernels.families.items():
+        lanes: KernelBatch = batched[2].families[name]
+        rows = jnp.shape(batch.row)[-1]
+        long: KernelBatch = jax.tree.map(
+            lambda column, is_batched: jnp.ravel(column) if is_batched else jnp.tile(column, size), batch, lanes
+        )
+
+        def of_rows(machine: Machine, row: KernelBatch, *how: Any, name: str = name) -> Any:
+            return of_table(predictor, machine, replace(kernels, families={name: row}), *how)
+
+        def sums(place: Array, on: Array, long: KernelBatch = long, rows: int = rows, of_rows: Any = of_rows) -> Any:
+            """Tables, and what some rows add to them; each row is a table of its own.
+
+            Args:
+              place: of the rows among all [row].
+              on: 1 of those to count, 0 of others [row].
+              long: all rows; bound here, as the loop changes it.
+              rows: of one table, likewise.
+              of_rows: sum over one row, likewise.
+            """
+            table = place // rows
+            row: KernelBatch = jax.tree.map(lambda column: column[place][:, None], long)
+            row = replace(row, count=row.count * on[:, None])
+            on_each = jax.tree.map(lambda leaf, is_batched: leaf[table] if is_batched else leaf, one, marks)
+            return table, jax.vmap(of_rows, in_axes=(axes[0], 0, *axes[1:]))(on_each[0], row, *on_each[1:])
+
+        totals = _by_blocks(sums, totals, long.count > 0)
+    return totals
+
+
+def _by_blocks(sums: Callable[[Array, Array], tuple[Array, Any]], totals: Any, launches: Bool[Array, " row"]) -> Any:
+    """Totals of tables with what their rows add, a block of rows at a time; of rows that launch nothing none is asked.
+
+    Args:
+      sums: of places of rows, and whether each counts, tables and what is added to them [row].
+      totals: so far [table].
+      launches: which rows launch anything.
+    """
+    # Padding is most of a stack of small tables.
+    length, number = len(launches), jnp.sum(launches)
+    block = min(TABLE_ROWS, length)
+    places = jnp.pad(jnp.nonzero(launches, size=length, fill_value=0)[0], (0, -length % block))
+
+    def add(at: Array, totals: Any) -> Any:
+        start = at * block
+        place = jax.lax.dynamic_slice(places, (start,), (block,))
+        table, parts = sums(place, jnp.asarray(start + jnp.arange(block) < number, float))
+        return jax.tree.map(lambda total, part: total.at[table].add(part), totals, parts)
+
+    return jax.lax.fori_loop(0, -(-number // block), add, totals)
+
+
+def fast_on_many(of_table: _OfTable) -> _OfTable:
+    """A sum over a table that takes many machines, and many tables, in blocks. Other batches as they come.
+
+    Args:
+      of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table.
+    """
+    batching = jax.custom_batching.custom_vmap(of_table)
+
+    @batching.def_vmap
+    def many(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        predictor, machine, kernels, relaxation, isolated = arguments
+        machines = (machine, relaxation, isolated)
+        marks = jax.tree.leaves((batched[1], *batched[3:]))
+        scalars = all(jnp.ndim(leaf) <= mark for leaf, mark in zip(jax.tree.leaves(machines), marks, strict=True))
+        if not scalars or any(jax.tree.leaves(batched[0])):
+            sums = jax.vmap(of_table, in_axes=axes)(*arguments)
+            return sums, jax.tree.map(lambda _: True, sums)
+        if any(jax.tree.leaves(batched[2])):
+            sums = _over_tables(of_table, size, batched, arguments)
+            return sums, jax.tree.map(lambda _: True, sums)
+        blocks = -(-size // MACHINES)
+        rows = ROWS * MACHINES // -(-size // blocks)
+        batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
+        phases = kernels.launched == "eager"
+        chunks = {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}
+
+        def block(machine: Machine, relaxation: Any, isolated: Any) -> Any:
+            return jax.vmap(
+                lambda *one: over_chunks(of_table, predictor, one[0], replace(kernels, families=chunks), *one[1:]),
+                in_axes=(axes[1], *axes[3:]),
+            )(machine, relaxation, isolated)
+
+        sums = in_blocks(block, size, MACHINES, *machines)
+        return sums, jax.tree.map(lambda _: True, sums)
+
+    return batching  # type: ignore[return-value]
