@@ -177,7 +177,7 @@ def test_a_question_is_answered_by_its_report(server: Explorer) -> None:
     assert "<table" in found["tables"]
     assert found["assumes"] == list(curve.notes)
     for question, said in (
-        ({"kind": "gossip"}, "question 'gossip', expected one of serving, power, design"),
+        ({"kind": "gossip"}, "question 'gossip', expected one of serving, power, design, codesign"),
         ({"kind": "serving", "users": 1.5}, "users is 1.5, expected a whole number from 1"),
     ):
         code, text = ask(server, "/question", {**machines({}), "question": question})
