@@ -66,7 +66,7 @@ REPORTS: dict[str, tuple[str, str]] = {
     "compare": ("The best GPU for a decode", f"--gpu L40S H200 MI300X --prices {PRICES.name}"),
     "serve": ("Servers for fifty users", f"--prices {PRICES.name}"),
     "parallelize": ("Layouts of a training job", ""),
-    "design": ("A chip within an area", "--pareto area_mm2=500:800:5"),
+    "design": ("A chip within an area", "--free num_sms=60:200 --pareto area_mm2=500:800:5"),
     "powercap": ("Caps of a board", ""),
 }
 """Command -> what its report is of, and what is added to its example of `help.EXAMPLES`."""

@@ -248,7 +248,10 @@ def reported(catalog: Catalog, content: Any) -> dict[str, Any]:
 
 
 def report_page(catalog: Catalog, content: Any) -> str:
-    """The report of the machine whose figures are moved."""
-    load, (*_, variant), _ = read(catalog, content)
+    """The report of the machine whose figures are moved, or of the answer to a question."""
+    load, (*_, variant), question = read(catalog, content)
+    if question is not None:
+        answered, about = asked_of(load, variant, question)
+        return page_of(answered, command="neusight-jax explore", **about)
     result, machine, checkpoint = explored(load, variant, secants=not load.is_job)
     return page_of(result, machine=gpu_of(machine), checkpoint=checkpoint, command="neusight-jax explore")

@@ -12,6 +12,7 @@ const STEP = 0.005;  // of sliders, in logarithms
 const TABS = [...document.querySelectorAll("#tabs button")];
 const machine = { base: START.first.gpu, figures: {}, sliders: [] };
 let held = null, tab = "one", drawn = [], front = { of: "", watts: [] };
+let answered = null;  // the question whose answer is shown
 let shown = 0, busy = false, again = false, running = null, last = "";
 
 const at = (id) => document.getElementById(id);
@@ -103,6 +104,7 @@ function blank() {
   for (const id of ["sentence", "notes", "plots"]) at(id).replaceChildren();
   document.querySelectorAll(".cards, pre").forEach((part) => part.replaceChildren());
   for (const id of ["helps", "differences", "tables"]) at(id).hidden = true;
+  at("report").hidden = !live();
 }
 function failed(error) {
   blank();
@@ -110,8 +112,9 @@ function failed(error) {
   say(error.message, true);
 }
 async function save(path, name) {
+  const body = live() || path !== "report.html" ? request([machine]) : answered;
   try {
-    made("a", { href: URL.createObjectURL(await (await post(path, request([machine]))).blob()), download: name }).click();
+    made("a", { href: URL.createObjectURL(await (await post(path, body)).blob()), download: name }).click();
   } catch (error) { say(error.message, true); }
 }
 async function copy(text) {
@@ -236,6 +239,8 @@ async function question() {
     const answer = await (await post("question", body)).json();
     if (kind !== tab || before !== JSON.stringify({ ...request([machine]), question: body.question })) return;
     blank();
+    answered = body;
+    at("report").hidden = false;
     await showReport(answer);
     MAIN.classList.remove("stale", "renamed");
     say("answered");
@@ -303,7 +308,7 @@ async function hold() {
   await update();
 }
 function showHeld() {
-  for (const id of ["command", "cell", "report"]) at(id).hidden = !live();
+  for (const id of ["command", "cell"]) at(id).hidden = !live();
   at("hold").textContent = held ? "Let go of A" : "Hold as A";
   at("hold").setAttribute("aria-pressed", Boolean(held));
   at("hold").hidden = !live();
