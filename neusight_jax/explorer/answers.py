@@ -141,7 +141,7 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 
 def common(model: str) -> list[Workload]:
     """Workloads that people open the page for, the one that it shows first: compiled ahead (`warm`)."""
-    job = {"mode": "training", "batch_size": CLUSTER, "gpus": CLUSTER}
+    job: dict[str, Any] = {"mode": "training", "batch_size": CLUSTER, "gpus": CLUSTER}
     return [Workload(model), Workload(model, **job), *(Workload(each, mode=mode) for each, mode in COMMON)]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from neusight_jax.reports.markup import NOTE
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
-from neusight_jax.reports.text import NOTE, table
+from neusight_jax.reports.text import table
 from neusight_jax.training.evaluation.scores import Evaluation, View
 
 SHOWN = 40
@@ -38,9 +39,10 @@ def _what(view: View) -> str:
 
 def _means(view: View) -> str:
     """Mean error of every system of a view; its rows count equally."""
-    systems = view.frame.groupby("system", sort=False)["mean"].mean() if "system" in view.frame else {}
-    parts = [f"{system} {mean:.1f} %" for system, mean in dict(systems).items()]
-    return ", ".join(parts) or f"{view.frame['mean'].mean():.1f} %"
+    if "system" not in view.frame:
+        return f"{view.frame['mean'].mean():.1f} %"
+    systems = view.frame.groupby("system", sort=False)["mean"].mean()
+    return ", ".join(f"{system} {mean:.1f} %" for system, mean in systems.items())
 
 
 def _bars(view: View) -> Plot:
