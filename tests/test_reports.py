@@ -41,6 +41,7 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.prices import Prices
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.power_curves import PowerCurve
 from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
 from neusight_jax.reports.markup import markdown, parts_of
@@ -127,6 +128,11 @@ def scaled() -> ScaledRun:
     return ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
 
 
+def capped(predictor: RooflinePredictor, graph: nj.Graph) -> PowerCurve:
+    held: dict[str, Any] = {"caps_w": (300.0, 500.0), "clocks_hz": (1e9,), "target": ("step", 1.0)}
+    return nj.power_curve(predictor, H100, graph, gpu_name="H100", **held)
+
+
 def widened(found: Comparison) -> Comparison:
     """A comparison whose table is as wide as any: with intervals, and a long name."""
     first, last = found.candidates
@@ -154,7 +160,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         scaled(),
         laid_out(),
         served(),
-        nj.power_curve(predictor, H100, graph, caps_w=(300.0, 500.0), clocks_hz=(1e9,), target=("step", 1.0)),
+        capped(predictor, graph),
     ]
     return {each.kind: each for each in found}
 
