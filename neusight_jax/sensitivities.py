@@ -32,7 +32,7 @@ from neusight_jax.job.job import job_from_graph
 from neusight_jax.job.step import compose, latency, once, seconds_of_job, settled, silent
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.latency import in_row_order, kernel_latency
-from neusight_jax.model.power import at_clock, is_limited
+from neusight_jax.model.power import CLOCKED, at_clock, is_limited
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
@@ -294,26 +294,39 @@ def sensitivity(
     graph = graph.on(gpu_of(gpu).paths, topology_of(gpu).gpus_per_domain)
     forecast = predict(predictor, gpu, graph, gpu_name=gpu_name, notes=notes)
     work = graph.kernels if isinstance(graph, Graph) else graph
-    if is_limited(gpu):
-        held, gpu = gpu, at_clock(gpu, float(settled(predictor, gpu, work).clock))
-        result = _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
-        return _with_limits(result, predictor, held, work)
-    return _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
+    if not is_limited(gpu):
+        return _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
+    # The cap and the lock reach the step by its clock alone; seconds at other clocks are numbers, traced by nobody.
+    clock, slopes = jax.value_and_grad(lambda limits: settled(predictor, _held(gpu, limits), work).clock)(
+        {name: jnp.asarray(value, float) for name, value in gpu_of(gpu).limits().items()}
+    )
+    result = _sensitivity(predictor, at_clock(gpu, float(clock)), graph, forecast, relaxation, secants)
+    by_limit = {name: float(slope) / float(clock) for name, slope in slopes.items()}
+    return _with_limits(result, by_limit, predictor, gpu, work)
 
 
-def _with_limits(result: Sensitivity, predictor: Predictor, gpu: Machine, work: KernelTable | Job) -> Sensitivity:
-    """Elasticities at the clock that a board settles at, with those to its cap and its lock."""
-    slopes = gpu_of(jax.grad(latency, argnums=1)(predictor, on_device(gpu), work))
-    rows = {
-        name: float(np.asarray(getattr(slopes, name)) * np.asarray(value)) / result.total_s
-        for name, value in gpu_of(gpu).limits().items()
-    }
+def _held(machine: Machine, limits: Mapping[str, Any]) -> Machine:
+    """A machine under other limits."""
+    gpu = gpu_of(machine).replace(**limits)
+    return machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu
+
+
+def _with_limits(
+    result: Sensitivity, by_limit: Mapping[str, float], predictor: Predictor, gpu: Machine, work: KernelTable | Job
+) -> Sensitivity:
+    """Elasticities at the clock that a board settles at, with those to its cap and its lock.
+
+    Args:
+      result: at that clock.
+      by_limit: limit -> d log clock / d limit.
+      predictor, gpu, work: of the forecast, the board under its limits.
+    """
+    by_clock = sum(result.total[name] for name in CLOCKED)
+    limits = {name: float(np.asarray(value)) for name, value in gpu_of(gpu).limits().items()}
+    rows = {name: by_clock * by_limit[name] * value for name, value in limits.items()}
 
     def log_seconds(name: str, change: float) -> float:
-        value = float(np.asarray(gpu_of(gpu).limits()[name])) * math.exp(change)
-        moved = gpu_of(gpu).replace(**{name: value})
-        machine: Machine = gpu.replace(gpu=moved) if isinstance(gpu, Cluster) else moved
-        return math.log(float(latency(predictor, machine, work)))
+        return math.log(float(latency(predictor, _held(gpu, {name: limits[name] * math.exp(change)}), work)))
 
     exact = {}
     if result.secants:

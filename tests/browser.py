@@ -28,7 +28,7 @@ class Page:
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime"):
+        for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -56,8 +56,15 @@ class Page:
     def _note(self, event: dict[str, Any]) -> None:
         if event.get("method") == "Network.requestWillBeSent":
             self.requests.append(event["params"]["request"]["url"])
-        if event.get("method") == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(event["params"]["exceptionDetails"])[:500])
+        said = {
+            "Runtime.exceptionThrown": "exceptionDetails",
+            "Runtime.consoleAPICalled": "args",
+            "Log.entryAdded": "entry",
+        }
+        if part := said.get(str(event.get("method"))):
+            what = event["params"]
+            level = what.get("type", what.get("entry", {}).get("level", "error"))
+            self.errors += [json.dumps(what[part])[:500]] if level in ("error", "assert") else []
 
     def run(self, script: str) -> Any:
         """The value of an expression, a promise's when it is kept."""

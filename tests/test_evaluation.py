@@ -175,12 +175,12 @@ def test_whole_models_are_forecast_as_the_user_would(evaluated: Evaluation, chec
 
 def test_notes_name_the_labels_left_out(evaluated: Evaluation) -> None:
     assert "1 labels of option 'dp4' left out: several GPUs" in evaluated.notes
-    text = as_text(evaluated.tables(), width=200)
+    text = as_text(evaluated, width=200)
     assert "note: 1 labels of option 'dp4' left out: several GPUs" in text
     assert "Kernels measured alone" in text
     assert "Whole models" in text
     named = replace(evaluated, notes=("from the clone: `pip install '.[gbt]'`",))
-    assert "note: from the clone: `pip install '.[gbt]'`" in as_text(named.tables(), width=200)
+    assert "note: from the clone: `pip install '.[gbt]'`" in as_text(named, width=200)
 
 
 def test_devices_can_be_chosen_and_results_are_plain(folder: Path, checkpoint: Path) -> None:
@@ -205,7 +205,7 @@ def test_kernels_alone_are_enough(folder: Path, checkpoint: Path) -> None:
     found = evaluate([folder / "kernels"], str(checkpoint))
     assert found.frames["models"].empty
     assert found.frames["models_total"].empty
-    assert "Whole models" not in as_text(found.tables())
+    assert "Whole models" not in as_text(found)
 
 
 def test_bad_names_are_refused(folder: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_coverage_and_width_of_intervals(folder: Path) -> None:
     held = [row["low_s"] <= row["measured_s"] <= row["high_s"] for row in labels if row["option"] == "eager"]
     (total,) = (row for row in content["models_total"] if (row["system"], row["option"]) == ("own", "eager"))
     assert total["coverage"] == pytest.approx(100 * np.mean(held))
-    text = as_text(found.tables(), 160)
+    text = as_text(found, 160)
     assert "in 80 %" in text
     assert any(line.split()[:1] == ["roofline"] and line.split()[-2:] == ["-", "-"] for line in text.splitlines())
 

@@ -177,7 +177,7 @@ def test_a_question_is_answered_by_its_report(server: Explorer) -> None:
     assert "<table" in found["tables"]
     assert found["assumes"] == list(curve.notes)
     for question, said in (
-        ({"kind": "gossip"}, "question 'gossip', expected one of serving, power, design"),
+        ({"kind": "gossip"}, "question 'gossip', expected one of serving, power, design, codesign"),
         ({"kind": "serving", "users": 1.5}, "users is 1.5, expected a whole number from 1"),
     ):
         code, text = ask(server, "/question", {**machines({}), "question": question})
@@ -435,3 +435,24 @@ def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
             url for url in page.requests if not url.startswith((server.url.partition("?")[0], "data:", "blob:"))
         ] == []
         assert page.errors == []
+
+
+def test_what_is_compiled_ahead_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first page on, the page's own workload first; the rest waits until nobody asks."""
+    loads: list[Any] = []
+    monkeypatch.setattr(answers, "warm", lambda catalog, load: loads.append(load))
+    explorer = Explorer(0, {"model": "bert-tiny", "gpu": NAME}, ahead=True)
+    assert explorer._ahead is not None
+    assert not explorer._ahead.is_alive()
+    explorer.page()
+    explorer.server_close()
+    assert not explorer._ahead.is_alive()
+    assert [load.model for load in loads] == ["bert-tiny"]
+    assert len(answers.common("bert-tiny")) == 2 + len(answers.COMMON)
+
+
+def test_tabs_offer_models_that_they_are_for() -> None:
+    offered = answers.choices("gpt2-large")
+    assert "llama-3.1-8b" in offered["decoders"]
+    assert "gpt2-large" not in offered["decoders"]
+    assert set(offered["shapes"]) < set(offered["decoders"]) < set(offered["models"])

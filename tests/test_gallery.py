@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("jinja2", reason="the gallery is made with the extra `report
 
 from browser import PROGRAM, browser
 from test_pages import needs_weights, tool
+from test_reports import HIDDEN, READY
 
 import neusight_jax as nj
 from neusight_jax.hardware.catalog import canonical_name
@@ -66,7 +68,34 @@ def test_every_model_has_a_row_for_every_gpu() -> None:
         if row["model"] in kinds:
             assert row["letter"] == support.LETTERS[support.status(kinds[row["model"]], row["GPU"], row["dtype"])]
         assert (row["seconds"] is None) == (row["letter"] == "-")
-    assert len(FILE.read_bytes()) < LIMIT_BYTES
+    assert sum(len(file.read_bytes()) for file in FILE.parent.iterdir()) < LIMIT_BYTES
+
+
+def test_reports_are_linked_and_share_one_script() -> None:
+    """What their commands write, but for plotly.js, which stands in a file of its own."""
+    gallery, index = tool("gallery"), FILE.read_text(encoding="utf-8")
+    assert {file.name for file in FILE.parent.iterdir()} == {
+        *("index.html", gallery.PLOTLY),
+        *(f"{name}.html" for name in gallery.REPORTS),
+    }
+    assert FILE.with_name(gallery.PLOTLY).read_text(encoding="utf-8").startswith("document.currentScript")
+    for name in gallery.REPORTS:
+        text = FILE.with_name(f"{name}.html").read_text(encoding="utf-8")
+        command = f"neusight-jax {gallery.command_of(name)}"
+        assert f'<a href="{name}.html">' in index
+        assert all(f"<code>{command}</code>" in unescape(page) for page in (index, text))
+        assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", gallery.PLOTLY]
+
+
+@needs_weights
+def test_a_report_is_what_its_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there, made = (
+        FILE.with_name("predict.html").read_text(encoding="utf-8"),
+        tool("gallery").report("predict", tmp_path),
+    )
+    capsys.readouterr()
+    sentences = [re.findall(r'class="sentence">(.*?)</p>', text) for text in (there, made)]
+    assert sentences[0] == sentences[1], "run `python docs/tools/gallery.py`"
 
 
 @needs_weights
@@ -103,5 +132,9 @@ def test_a_browser_sorts_and_filters_it_from_disk(tmp_path: Path) -> None:
         page.run("document.querySelector('th[data-name=seconds] button').click()")
         assert page.run(column.format(3)) == names[::-1]
         assert page.run("document.querySelector('th[data-name=seconds]').getAttribute('aria-sort')") == "descending"
+        for name in tool("gallery").REPORTS:
+            page.open(FILE.with_name(f"{name}.html").as_uri(), READY, width=1280)
+            assert page.run("document.querySelectorAll('figure .main-svg').length") > 0, name
+            assert set(page.run(HIDDEN)) <= {0}, name
         assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
         assert page.errors == []

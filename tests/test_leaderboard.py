@@ -154,7 +154,7 @@ def test_an_entry_is_scored_beside_the_board(
 def test_families_left_blank_are_not_scored(rows: pd.DataFrame, filled: pd.DataFrame, tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     filled.assign(predicted_s=filled["predicted_s"].where(filled["family"] == "softmax")).to_csv(file, index=False)
-    text = as_text(score_entry(file, rows, "checkpoint").tables(), 100)
+    text = as_text(score_entry(file, rows, "checkpoint"), 100)
     assert "system  softmax" in text
     assert "linear" not in text
     assert "mine  " in text

@@ -41,6 +41,7 @@ from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.prices import Prices
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
 from neusight_jax.model.predictor import RooflinePredictor
+from neusight_jax.power_curves import PowerCurve
 from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
 from neusight_jax.reports.markup import markdown, parts_of
@@ -53,6 +54,8 @@ from neusight_jax.units import base_unit, energy_text, quantity
 
 H100 = nj.load_gpu("H100")
 READY = "document.documentElement?.dataset.ready == 'yes'"
+HIDDEN = "[...document.querySelectorAll('.tables div')].map(box => box.scrollWidth - box.clientWidth)"
+"""Pixels of every table that are seen by scrolling alone."""
 LIMIT_BYTES = 3_000_000
 
 
@@ -125,6 +128,11 @@ def scaled() -> ScaledRun:
     return ScaledRun("run.json", "V100", "T4", words | {n: np.array(v) for n, v in numbers.items()}, 3e-3, 4e-3)
 
 
+def capped(predictor: RooflinePredictor, graph: nj.Graph) -> PowerCurve:
+    held: dict[str, Any] = {"caps_w": (300.0, 500.0), "clocks_hz": (1e9,), "target": ("step", 1.0)}
+    return nj.power_curve(predictor, H100, graph, gpu_name="H100", **held)
+
+
 def widened(found: Comparison) -> Comparison:
     """A comparison whose table is as wide as any: with intervals, and a long name."""
     first, last = found.candidates
@@ -152,6 +160,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         scaled(),
         laid_out(),
         served(),
+        capped(predictor, graph),
     ]
     return {each.kind: each for each in found}
 
@@ -255,6 +264,8 @@ def test_a_report_for_a_pull_request(
 
 def test_layouts_and_servers_are_drawn_by_what_they_trade(results: dict[str, Result]) -> None:
     serving, layouts = results["serving"], results["layouts"]
+    caps, *_ = page.report_of(results["power_curve"]).plots
+    assert [trace["name"] for trace in caps.traces[1::2]] == ["caps", "locked clocks", "knee"]
     front, *_ = page.report_of(serving).plots
     _, points, target = front.traces
     assert (points["x"], points["y"]) == ((1.0 / 0.03,), (0.0,))
@@ -531,8 +542,7 @@ def test_a_browser_shows_the_pages(pages: dict[str, str], tmp_path: Path) -> Non
             assert [url for url in shown.requests if not url.startswith(("file:", "data:", "blob:"))] == []
             assert shown.errors == []
         shown.open((tmp_path / "comparison.html").as_uri(), READY, width=1280)
-        hidden = "[...document.querySelectorAll('.tables div')].map(box => box.scrollWidth - box.clientWidth)"
-        assert shown.run(hidden) == [0]  # all columns, cost too, without scrolling
+        assert shown.run(HIDDEN) == [0]  # all columns, cost too, without scrolling
         shown.open((tmp_path / "forecast.html").as_uri(), READY)
         column = "[...document.querySelectorAll('.tables table')][1].querySelectorAll('tbody tr td:nth-child(2)')"
         before = shown.run(f"[...{column}].map(cell => Number(cell.dataset.value))")
@@ -577,7 +587,6 @@ CONTRASTS = """
 @pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the tests of custom properties run everywhere")
 def test_a_browser_fits_tables_and_reads_both_themes(pages: dict[str, str], tmp_path: Path) -> None:
     """At 1280 pixels no table scrolls, and every text and line that is drawn stands out, light and dark."""
-    hidden = "[...document.querySelectorAll('.tables div')].map(box => box.scrollWidth - box.clientWidth)"
     with browser(tmp_path / "profile") as shown:
         for kind, text in pages.items():
             (tmp_path / f"{kind}.html").write_text(text, encoding="utf-8")
@@ -587,5 +596,5 @@ def test_a_browser_fits_tables_and_reads_both_themes(pages: dict[str, str], tmp_
                 shown.open((tmp_path / f"{kind}.html").as_uri(), READY, width=1280)
                 back = shown.run("getComputedStyle(document.documentElement).getPropertyValue('--back').trim()")
                 assert back == THEMES[theme]["var(--back)"]
-                assert set(shown.run(hidden)) <= {0}, kind
+                assert set(shown.run(HIDDEN)) <= {0}, kind
                 assert shown.run(CONTRASTS) == [], (kind, theme)

@@ -1,12 +1,18 @@
-"""Writes `docs/gallery/index.html`: forecasts of models on GPUs, in one page. `python docs/tools/gallery.py`
+"""Writes `docs/gallery`: forecasts of models on GPUs in one page, and reports. `python docs/tools/gallery.py [reports]`
 
-Every number is `nj.compare`'s, so `nj.predict`'s, with the default checkpoints and from the figures of each GPU alone;
-letters are those of the support matrix. It takes some four minutes on two CPU cores.
+Every number of the table is `nj.compare`'s, so `nj.predict`'s, with the default checkpoints and from the figures of
+each GPU alone; letters are those of the support matrix. It takes some four minutes on two CPU cores. The reports are
+what their commands write, but that they share one file of plotly.js; with the argument `reports` they alone are made.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,10 +22,12 @@ import jinja2
 import support
 
 import neusight_jax as nj
+from neusight_jax.cli import run
+from neusight_jax.cli.help import EXAMPLES
 from neusight_jax.files import write_text_atomically
 from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.reports.page import script_json, text_of
+from neusight_jax.reports.page import packed_plotly, script_json, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "gallery" / "index.html"
@@ -48,6 +56,20 @@ LOADS: dict[str, dict[str, Any]] = {
 COLUMNS = ("model", "mode", "dtype", "GPU", "letter", "seconds", "low", "high", "joules a token", "GiB", "fits")
 DIGITS = 5
 """Digits of numbers in the page."""
+
+
+PLOTLY = "plotly.js"
+"""File beside the reports that draws their pictures: in each of them it would be two megabytes."""
+PRICES = ROOT / "docs" / "prices.yaml"
+REPORTS: dict[str, tuple[str, str]] = {
+    "predict": ("A training step", ""),
+    "compare": ("The best GPU for a decode", f"--gpu L40S H200 MI300X --prices {PRICES.name}"),
+    "serve": ("Servers for fifty users", f"--prices {PRICES.name}"),
+    "parallelize": ("Layouts of a training job", ""),
+    "design": ("A chip within an area", "--free num_sms=60:200 --pareto area_mm2=500:800:5"),
+    "powercap": ("Caps of a board", ""),
+}
+"""Command -> what its report is of, and what is added to its example of `help.EXAMPLES`."""
 
 
 @cache
@@ -94,18 +116,49 @@ def page(rows: Sequence[Sequence[Any]]) -> str:
         models=len({row[0] for row in rows}),
         gpus=len({row[3] for row in rows}),
         count=len(rows),
+        reports={f"{command}.html": (title, command_of(command)) for command, (title, _) in REPORTS.items()},
     )
     return text
 
 
+def command_of(name: str) -> str:
+    """The command line of a report."""
+    line, _, _ = EXAMPLES[name].partition(" --report ")
+    return " ".join(part for part in (line, REPORTS[name][1], f"--report {name}.html") if part)
+
+
+def report(name: str, folder: Path) -> str:
+    """The report of a command, run in a folder, with its plotly.js in a file of its own."""
+    shutil.copy(PRICES, folder)
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        if run(shlex.split(command_of(name))):
+            raise SystemExit(f"{command_of(name)} failed")
+    text = (folder / f"{name}.html").read_text(encoding="utf-8")
+    inside = f'<script type="text/plain" id="plotly">{packed_plotly()}</script>'
+    assert text.count(inside) == 1
+    return text.replace(inside, f'<script id="plotly" src="{PLOTLY}"></script>')
+
+
+def write_reports(names: Sequence[str] = tuple(REPORTS)) -> None:
+    """Write reports, and the script that they share."""
+    write_text_atomically(FILE.with_name(PLOTLY), f'document.currentScript.textContent = "{packed_plotly()}";\n')
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            write_text_atomically(FILE.with_name(f"{name}.html"), report(name, Path(folder)))
+            print(f"{name}.html", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Forecast and write."""
+    FILE.parent.mkdir(exist_ok=True)
+    write_reports()
+    if sys.argv[1:] == ["reports"]:
+        return
     rows: list[list[Any]] = []
     for model in (*EAGER, *DECODERS):
         for mode in modes_of(model):
             rows += rows_of(model, mode, GPUS)
             print(f"{len(rows):,} rows, {model} {mode}", file=sys.stderr, flush=True)
-    FILE.parent.mkdir(exist_ok=True)
     write_text_atomically(FILE, page(rows))
 
 

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from neusight_jax.records import Result
+    from neusight_jax.records import Printed, Result
     from neusight_jax.reports.page import Plot
 
 COMMAND: contextvars.ContextVar[str] = contextvars.ContextVar("command", default="")
@@ -51,7 +51,7 @@ def answer(
         show(result)
 
 
-def report_to(path: Path | None, result: Result, **about: Any) -> None:
+def report_to(path: Path | None, result: Printed, **about: Any) -> None:
     """Write the page of a result, headed by the command line; None = no page."""
     if path is None:
         return

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from neusight_jax.cli.console import progress_console, remark, show, show_json
-from neusight_jax.cli.options import AsJson, DropInvalid, GpuFiles, MeasurementFolders, argument, option
+from neusight_jax.cli.console import progress_console, remark, report_to, show, show_json
+from neusight_jax.cli.options import AsJson, DropInvalid, GpuFiles, MeasurementFolders, ReportFile, argument, option
 from neusight_jax.cli.train import measured_devices
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder, refuse_existing, write_text_atomically
@@ -34,6 +34,7 @@ def evaluate(
     baseline: Annotated[list[str] | None, option(_BASELINE, metavar="NAME")] = None,
     drop_invalid: DropInvalid = False,
     gpu_file: GpuFiles = None,
+    report: ReportFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare forecasts with measurements, by kernel family and GPU.
@@ -66,10 +67,11 @@ def evaluate(
             (folder / "scores.json").write_text(text, encoding="utf-8")
             evaluation.rows.to_csv(folder / "rows.csv", index=False)
         remark(f"wrote {output}")
+    report_to(report, evaluation, checkpoint=header["checkpoint"])
     if as_json:
         show_json(content)
     else:
-        show(evaluation.tables())
+        show(evaluation)
 
 
 def _by_protocol(protocol: str, baseline: Sequence[str], measurements: list[Path], **options: Any) -> Any:
@@ -154,7 +156,7 @@ def _show_scores(evaluation: Any, as_json: bool) -> None:
     if as_json:
         show_json({"schema": schema("evaluation"), **evaluation.to_dict()})
     else:
-        show(evaluation.tables())
+        show(evaluation)
 
 
 def _write_page(evaluations: list[Path], output: Path | None, note: str) -> None:

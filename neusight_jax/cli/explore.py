@@ -30,7 +30,7 @@ def explore(
 
     load_named_gpu(gpu)  # wrong names are said before the page opens
     read_config(model)
-    server = Explorer(port, {"model": model, "gpu": canonical_name(gpu) or gpu})
+    server = Explorer(port, {"model": model, "gpu": canonical_name(gpu) or gpu}, ahead=True)
     remark(f"exploring at {server.url} (Ctrl-C ends it)")
     with scratch_folder() as folder:
         if show:  # the token stays out of the browser's command line, which every user of the machine may read

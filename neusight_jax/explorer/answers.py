@@ -5,24 +5,38 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from neusight_jax.arithmetic import DTYPES
+from neusight_jax.designs.answers import Design
 from neusight_jax.errors import InputError
-from neusight_jax.explorer.asked import Catalog, Question, Variant, Workload, read, usual_length, work_of
+from neusight_jax.explorer.asked import (
+    Catalog,
+    Question,
+    Variant,
+    Workload,
+    has_sizes,
+    is_decoder,
+    read,
+    usual_length,
+    work_of,
+)
 from neusight_jax.explorer.copies import copies
 from neusight_jax.explorer.questions import asked_of, predictor_of
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.configs.config import list_models
 from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
-from neusight_jax.hardware.gpu import FIELDS, LIMITS, SWITCHES
+from neusight_jax.hardware.gpu import FIELDS, GPU, LIMITS, SWITCHES
 from neusight_jax.job.parallelism import RECOMPUTE
 from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.power_curves import LOWEST_CAP
+from neusight_jax.prediction import predict
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
 from neusight_jax.reports.markup import markup, without_notes
@@ -37,6 +51,10 @@ REACH = 8.0
 MODES: tuple[str, ...] = ("inference", "training", "prefill", "decode")
 LANDMARKS: tuple[str, ...] = ("T4", "V100", "L4", "A100", "L40S", "RTX 4090", "H100", "H200", "B200", "MI300X")
 """GPUs that people know: their figures are marked on sliders."""
+CLUSTER = 8
+"""GPUs that the page opens its cluster with."""
+COMMON: tuple[tuple[str, str], ...] = (("llama-3.1-8b", "prefill"), ("bert-large", "inference"))
+"""Models and modes of `common`, beside those of the page."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Chip and memory": ("num_sms", "clock_hz", "mem_bytes_per_s", "mem_bytes", "l2_bytes"),
     "Power and caps": ("tdp_w", "process_nm", *LIMITS),
@@ -54,10 +72,13 @@ def _figures(machine: Machine) -> dict[str, float]:
     return figures | links | held
 
 
-def choices() -> dict[str, Any]:
-    """Names that the page offers."""
-    names = {"models": list_models(), "gpus": list_gpus(), "modes": MODES, "dtypes": ["", *DTYPES]}
-    return {**names, "recompute": RECOMPUTE}
+def choices(first: str) -> dict[str, Any]:
+    """Names that the page offers, `first` of the models; which models have every mode and are served, and which have
+    sizes that may vary."""
+    listed = list_models()
+    models = listed if first in listed else [first, *listed]
+    names = {"models": models, "gpus": list_gpus(), "modes": MODES, "dtypes": ["", *DTYPES], "recompute": RECOMPUTE}
+    return {**names, "decoders": [*filter(is_decoder, models)], "shapes": [*filter(has_sizes, models)]}
 
 
 def sliders(catalog: Catalog, query: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -92,12 +113,17 @@ def _landmarks(name: str) -> dict[str, float]:
 def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tuple[Sensitivity, Machine, str]:
     """The forecast of a variant with its elasticities, the machine, and the checkpoint."""
     work = work_of(load)
-    name, machine = variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job)
+    name, machine = _named(load, variant)
     checkpoint = default_checkpoint(work.kernels)
     try:
         return sensitivity(predictor_of(checkpoint), machine, work, gpu_name=name, secants=secants), machine, checkpoint
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+
+
+def _named(load: Workload, variant: Variant) -> tuple[str, Machine]:
+    """A machine with as many GPUs as a workload takes, and its name."""
+    return variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job)
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,6 +139,18 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
         return _answer(load, variants)
 
 
+def common(model: str) -> list[Workload]:
+    """Workloads that people open the page for, the one that it shows first: compiled ahead (`warm`)."""
+    job: dict[str, Any] = {"mode": "training", "batch_size": CLUSTER, "gpus": CLUSTER}
+    return [Workload(model), Workload(model, **job), *(Workload(each, mode=mode) for each, mode in COMMON)]
+
+
+def warm(catalog: Catalog, load: Workload) -> None:
+    """Compile what a workload needs: the answer to it is thrown away, and so is what is wrong with it."""
+    with suppress(InputError):
+        answer(catalog, {"workload": asdict(load), "machines": [{"base": catalog.gpu}]})
+
+
 def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     shown = [explored(load, variant) for variant in variants]
     many = f"{load.gpus}x " if load.is_job else ""
@@ -121,11 +159,12 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
     names = [f"{letter}{many}{variant.base}" for letter, variant in zip(letters, variants, strict=True)]
     pairs = {name: (result.forecast, gpu_of(machine)) for name, (result, machine, _) in zip(names, shown, strict=True)}
     made = {name: forecast for name, (forecast, _) in pairs.items()}
+    ghost = _ghost(load, variants)
     pictures = [
         *(forecasts.pictures(made) if load.is_job else ()),
-        plots.families(made),
+        plots.families(made, {name: forecast for name, (forecast, _) in ghost.items()}),
         plots.elasticities({name: result for name, (result, *_) in zip(names, shown, strict=True)}),
-        plots.roofline(pairs),
+        plots.roofline(pairs, ghost),
         plots.power(pairs),
     ]
     return {
@@ -150,6 +189,16 @@ def _answer(load: Workload, variants: Sequence[Variant]) -> dict[str, Any]:
         "sequence_length": usual_length(load.model),
         "plots": [_drawn(picture) for picture in pictures],
     }
+
+
+def _ghost(load: Workload, variants: Sequence[Variant]) -> dict[str, tuple[Forecast, GPU]]:
+    """The base as nobody has changed it, drawn faintly behind the only machine that is shown; none where it is that."""
+    (variant, *others) = variants
+    if others or not variant.figures:
+        return {}
+    machine = _named(load, Variant(variant.base))[1]
+    work = work_of(load)
+    return {"the base": (predict(predictor_of(default_checkpoint(work.kernels)), machine, work), gpu_of(machine))}
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:
@@ -185,7 +234,8 @@ def reported(catalog: Catalog, content: Any) -> dict[str, Any]:
     """The answer to a question that takes seconds, as its report: sentence, cards, pictures and tables."""
     load, (*_, variant), question = read(catalog, content)
     with _turn(load):
-        report = report_of(asked_of(load, variant, question or Question()))
+        result, about = asked_of(load, variant, question or Question())
+        report = report_of(result, **about)
     tables, assumes = without_notes(report.tables)
     return {
         "sentence": report.sentence,
@@ -193,11 +243,15 @@ def reported(catalog: Catalog, content: Any) -> dict[str, Any]:
         "plots": [_drawn(picture) for picture in report.plots],
         "tables": markup(tables),
         "assumes": assumes,
+        "budgets": result.base_metrics if isinstance(result, Design) and result.shape is None else {},
     }
 
 
 def report_page(catalog: Catalog, content: Any) -> str:
-    """The report of the machine whose figures are moved."""
-    load, (*_, variant), _ = read(catalog, content)
+    """The report of the machine whose figures are moved, or of the answer to a question."""
+    load, (*_, variant), question = read(catalog, content)
+    if question is not None:
+        answered, about = asked_of(load, variant, question)
+        return page_of(answered, command="neusight-jax explore", **about)
     result, machine, checkpoint = explored(load, variant, secants=not load.is_job)
     return page_of(result, machine=gpu_of(machine), checkpoint=checkpoint, command="neusight-jax explore")

@@ -10,6 +10,8 @@ from typing import Any
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.build import assumed_length, graph_from_config
 from neusight_jax.graph.configs.config import language_config, load_model_config, model_names, read_config
+from neusight_jax.graph.configs.decoder import MODEL_TYPES
+from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
 from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster
@@ -23,7 +25,9 @@ from neusight_jax.units import figure_text, title_of
 WAYS: tuple[str, ...] = ("tensor", "pipeline", "context", "zero", "micro_batch_size", "recompute")
 """Fields of `Parallelism` that the page says; the rest of the GPUs are replicas."""
 MOST_MACHINES = 2
-QUESTIONS: tuple[str, ...] = ("serving", "power", "design")
+QUESTIONS: tuple[str, ...] = ("serving", "power", "design", "codesign")
+MOST_BUDGETS = 16
+"""Points of a front that a request may ask for."""
 MOST = 1_000_000
 """Most GPUs, sequences and tokens in a request."""
 
@@ -67,13 +71,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Question:
-    """Question that takes some seconds: serving, caps of power, or the best chip under budgets.
+    """Question that takes some seconds: serving, caps of power, or the best chip or model under budgets.
 
     Attributes:
       kind: one of `QUESTIONS`.
-      input_tokens, output_tokens, users, ttft_ms, tpot_ms: of serving: a request, requests at once, and targets.
+      input_tokens, output_tokens: of a request, of serving and of a codesign.
+      users, ttft_ms, tpot_ms: of serving: requests at once, and targets.
       price_per_hour: of one GPU, 0 = none.
       area_mm2, power_w: budgets of a design, 0 = as much as the base has.
+      front_w: other budgets of power, for the front.
     """
 
     kind: str = "power"
@@ -85,16 +91,22 @@ class Question:
     price_per_hour: float = 0.0
     area_mm2: float = 0.0
     power_w: float = 0.0
+    front_w: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in QUESTIONS:
             raise InputError(f"question {self.kind!r}, expected one of {', '.join(QUESTIONS)}")
-        for attribute in fields(self)[1:]:
-            value, whole = getattr(self, attribute.name), attribute.type == "int"
-            fits = type(value) is int if whole else isinstance(value, int | float) and not isinstance(value, bool)
-            if not (fits and int(whole) <= value <= MOST):
-                kind = "a whole number" if whole else "a number"
-                raise InputError(f"{attribute.name} is {value!r}, expected {kind} from {int(whole)} to {MOST:,}")
+        if not isinstance(self.front_w, list | tuple) or len(self.front_w) > MOST_BUDGETS:
+            raise InputError(f"front_w is {self.front_w!r}, expected a list of at most {MOST_BUDGETS} numbers")
+        object.__setattr__(self, "front_w", tuple(self.front_w))
+        amounts = {attribute.name: (getattr(self, attribute.name),) for attribute in fields(self)[1:-1]}
+        for name, values in {**amounts, "front_w": self.front_w}.items():
+            whole = type(getattr(Question, name)) is int
+            for value in values:
+                fits = type(value) is int if whole else isinstance(value, int | float) and not isinstance(value, bool)
+                if not (fits and int(whole) <= value <= MOST):
+                    kind = "a whole number" if whole else "a number"
+                    raise InputError(f"{name} is {value!r}, expected {kind} from {int(whole)} to {MOST:,}")
 
 
 @dataclass(frozen=True)
@@ -202,6 +214,22 @@ def work_of(load: Workload) -> Graph | Job:
     name, arguments = call_of(load)
     made: Graph | Job = graph_from_config(**arguments) if name == "graph_from_config" else job_from_config(**arguments)
     return made
+
+
+@functools.lru_cache(maxsize=256)
+def is_decoder(model: str) -> bool:
+    """Whether a model answers prompts: it has every mode, and engines serve it."""
+    return language_config(read_config(model)).values.get("model_type") in MODEL_TYPES
+
+
+@functools.lru_cache(maxsize=256)
+def has_sizes(model: str) -> bool:
+    """Whether the sizes of a model may vary."""
+    try:
+        ModelShape.from_config(model)
+    except InputError:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import os
 import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,23 +39,35 @@ MOST_WORKING = 16
 """Requests that are answered at a time: one more is told to try again."""
 LIMIT_S = 10.0
 """Seconds a client may send nothing for."""
+PAUSE_S = 3.0
+"""Seconds without a request after which the next workload is compiled ahead."""
+_LEAST_PRIORITY = 19
 _JSON, _HTML, _SCRIPT = "application/json", "text/html; charset=utf-8", "text/javascript; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _NO_TOKEN = "the address lacks its token; open the one that `neusight-jax explore` printed, with ?token=\n"
 
 
 class Explorer(ThreadingHTTPServer):
-    """A server of the page; `first` is what it shows when it opens: of files, it opens those and no others."""
+    """A server of the page.
+
+    Args:
+      port: of this machine, 0 = any.
+      first: what the page shows when it opens: of files, it opens those and no others.
+      ahead: whether common workloads are compiled from the first page on, in a thread that ends with the server.
+    """
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0, first: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, port: int = 0, first: Mapping[str, Any] | None = None, *, ahead: bool = False) -> None:
         self.first = {"model": "gpt2-large", "gpu": "H100", **(first or {})}
         self.catalog = Catalog(str(self.first["model"]), str(self.first["gpu"]))
         self.token = secrets.token_urlsafe(24)
         self.working = threading.BoundedSemaphore(MOST_WORKING)
         self._waiting: dict[Any, None] = {}
         self._counting = threading.Lock()
+        self._answered_at, self._busy = float("inf"), 0
+        self._closing = threading.Event()
+        self._ahead = threading.Thread(target=self._compile_ahead, name="ahead", daemon=True) if ahead else None
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -65,9 +79,12 @@ class Explorer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/?token={self.token}"
 
     def page(self) -> str:
-        """The page."""
+        """The page; while it loads, what it asks first is compiled."""
+        with self._counting:
+            if self._ahead is not None and self._ahead.ident is None:
+                self._ahead.start()
         script = text_of("plots.js") + text_of("explore.js")
-        start = script_json({**answers.choices(), "first": self.first, "token": self.token})
+        start = script_json({**answers.choices(self.catalog.model), "first": self.first, "token": self.token})
         page: str = template("explore.html.jinja").render(
             style=text_of("page.css") + text_of("explore.css"),
             script=script,
@@ -76,6 +93,24 @@ class Explorer(ThreadingHTTPServer):
             token=self.token,
         )
         return page
+
+    def _compile_ahead(self) -> None:
+        """Compile common workloads one by one, where nobody asks; the page's own at once, since it waits for it."""
+        for load in answers.common(self.catalog.model):
+            answers.warm(self.catalog, load)
+            # Whoever moves a slider has the processor: the rest waits for a pause, and has the least priority.
+            with suppress(AttributeError, OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+            while self._busy or time.monotonic() < self._answered_at + PAUSE_S:
+                if self._closing.wait(PAUSE_S / 10.0):
+                    return
+
+    def server_close(self) -> None:
+        """End the server, and with it what is compiled ahead; a program that XLA compiles cannot be ended earlier."""
+        self._closing.set()
+        super().server_close()
+        if self._ahead is not None and self._ahead.ident is not None:
+            self._ahead.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own; where too many wait, the oldest of them is ended."""
@@ -101,11 +136,14 @@ class Explorer(ThreadingHTTPServer):
         # A connection that is being answered must not be ended as the oldest of those that wait.
         with self._counting:
             self._waiting.pop(request, None)
+            self._busy += 1
         try:
             yield room
         finally:
             with self._counting:
                 self._waiting[request] = None
+                self._busy -= 1
+                self._answered_at = time.monotonic()
             if room:
                 self.working.release()
 

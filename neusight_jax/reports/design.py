@@ -134,7 +134,7 @@ def _sentence(design: Design) -> str:
     change = f"{with_unit(told, value)}{span} in place of {with_unit(told, base)}, {value / base - 1.0:+.1%}"
     change += f" ({INTERVAL} {_change_text(design, told)})" if told in design.intervals else ""
     kept = "" if design.feasible else "; no machine keeps every budget, this one comes nearest"
-    return f"A GPU with {machine}: {change}{kept}."
+    return f"A {'GPU' if design.shape is None else 'model'} with {machine}: {change}{kept}."
 
 
 def _sides(design: Design) -> tuple[tuple[dict[str, float], dict[str, float]], ...]:

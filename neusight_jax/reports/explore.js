@@ -3,10 +3,16 @@ const MAIN = document.querySelector("main"), STATUS = document.getElementById("s
 const form = document.getElementById("workload");
 const COUNTS = ["gpus", "tensor", "pipeline", "context", "zero", "micro_batch_size"];
 const QUESTION = ["input_tokens", "output_tokens", "users", "ttft_ms", "tpot_ms", "price_per_hour", "area_mm2", "power_w"];
+const LISTS = { serving: START.decoders, codesign: START.shapes };  // models that a tab is for, where not for all
+const USUAL = "llama-3.1-8b";
+const TAKES = { serving: "some seconds", power: "some seconds", design: "half a minute the first time, seconds after",
+  codesign: "half a minute the first time, ten seconds after" };
+const MOST_BUDGETS = 16;
 const STEP = 0.005;  // of sliders, in logarithms
 const TABS = [...document.querySelectorAll("#tabs button")];
 const machine = { base: START.first.gpu, figures: {}, sliders: [] };
-let held = null, tab = "one", drawn = [];
+let held = null, tab = "one", drawn = [], front = { of: "", watts: [] };
+let answered = null;  // the question whose answer is shown
 let shown = 0, busy = false, again = false, running = null, last = "";
 
 const at = (id) => document.getElementById(id);
@@ -98,6 +104,7 @@ function blank() {
   for (const id of ["sentence", "notes", "plots"]) at(id).replaceChildren();
   document.querySelectorAll(".cards, pre").forEach((part) => part.replaceChildren());
   for (const id of ["helps", "differences", "tables"]) at(id).hidden = true;
+  at("report").hidden = !live();
 }
 function failed(error) {
   blank();
@@ -105,8 +112,9 @@ function failed(error) {
   say(error.message, true);
 }
 async function save(path, name) {
+  const body = live() || path !== "report.html" ? request([machine]) : answered;
   try {
-    made("a", { href: URL.createObjectURL(await (await post(path, request([machine]))).blob()), download: name }).click();
+    made("a", { href: URL.createObjectURL(await (await post(path, body)).blob()), download: name }).click();
   } catch (error) { say(error.message, true); }
 }
 async function copy(text) {
@@ -142,7 +150,7 @@ async function showPlots(plots) {
   const place = at("plots");
   drawn = plots;
   while (place.children.length < plots.length) {
-    place.append(made("figure", { innerHTML: "<figcaption><h2></h2></figcaption><div class='plot'></div>" }));
+    place.append(made("figure", { innerHTML: "<figcaption><h2></h2><p></p></figcaption><div class='plot'></div>" }));
   }
   while (place.children.length > plots.length) place.lastChild.remove();
   const figures = [...place.children];
@@ -150,8 +158,9 @@ async function showPlots(plots) {
   const order = [...plots.keys()].sort((one, other) => seen[other] - seen[one]);
   for (const number of order) {  // one after another, so that the next move waits for one picture at most
     if (again) return;
-    const { title, layout } = plots[number], spot = figures[number].querySelector(".plot");
+    const { title, caption, layout } = plots[number], spot = figures[number].querySelector(".plot");
     figures[number].querySelector("h2").textContent = title;
+    figures[number].querySelector("p").textContent = caption;
     spot.style.minHeight = `${layout.height}px`;
     await drawPlot(spot, plots[number]);
     await pause();
@@ -181,6 +190,12 @@ async function showReport(answer) {
   showList(at("notes"), answer.assumes);
   at("tables").hidden = false;
   at("tables").querySelector("div").innerHTML = answer.tables;
+  const watts = answer.budgets.power_w;
+  at("drag").hidden = !watts;
+  if (watts && at("drag").dataset.base !== String(watts)) {
+    at("drag").dataset.base = watts;
+    Object.assign(at("budget"), { min: Math.round(watts / 2), max: Math.round(2 * watts), step: 1, value: Math.round(watts) });
+  }
   document.documentElement.dataset.shown = ++shown;
   await showPlots(answer.plots);
 }
@@ -210,17 +225,29 @@ async function question() {
   const fields = new FormData(form), kind = tab;
   const numbers = QUESTION.filter((name) => fields.get(name)).map((name) => [name, Number(fields.get(name))]);
   const body = { ...request([machine]), question: { kind, ...Object.fromEntries(numbers) } };
-  const before = JSON.stringify(body);
+  if (kind === "design") {
+    const of = JSON.stringify([request([machine]), fields.get("area_mm2")]);
+    if (of !== front.of) front = { of, watts: [] };
+    body.question.front_w = front.watts;
+    front.watts = [...new Set([...front.watts, Number(fields.get("power_w"))])].slice(-MOST_BUDGETS);
+  }
+  const before = JSON.stringify(body), begun = Date.now();
   stale();
-  say("searching; the first answer compiles");
+  say(`searching; it takes ${TAKES[kind]}`);
+  const ticking = setInterval(() => { at("elapsed").textContent = `${Math.round((Date.now() - begun) / 1000)} s`; }, 1000);
   try {
     const answer = await (await post("question", body)).json();
     if (kind !== tab || before !== JSON.stringify({ ...request([machine]), question: body.question })) return;
     blank();
+    answered = body;
+    at("report").hidden = false;
     await showReport(answer);
     MAIN.classList.remove("stale", "renamed");
     say("answered");
-  } catch (error) { failed(error); }
+  } catch (error) { if (kind === tab) failed(error); } finally {
+    clearInterval(ticking);
+    at("elapsed").textContent = "";
+  }
 }
 
 function move(slider, value) {
@@ -245,11 +272,14 @@ function sliderOf(slider) {
     tick.addEventListener("click", () => move(slider, value));
     return tick;
   });
+  const base = made("span", { className: "base", title: `${machine.base}, as it is` });
+  base.style.left = `${spot(slider.value)}%`;
+  base.addEventListener("click", () => move(slider, slider.value));
   const real = slider.ticks.map(([gpu, value]) => new Option(gpu, Number((value / slider.scale).toPrecision(4))));
   input.addEventListener("input", () => move(slider, slider.value * Math.exp(Number(input.value))));
   number.addEventListener("change", () => { if (number.value) move(slider, Number(number.value) * slider.scale); });
   const row = made("div", { className: "slider" }, made("label", { htmlFor: id, ...text }), input, number,
-    made("div", { className: "ticks" }, ...ticks), made("datalist", { id: `${id}-gpus` }, ...real));
+    made("div", { className: "ticks" }, base, ...ticks), made("datalist", { id: `${id}-gpus` }, ...real));
   row.querySelector(".ticks").setAttribute("aria-hidden", "true");
   return { ...slider, row, input, number };
 }
@@ -278,7 +308,7 @@ async function hold() {
   await update();
 }
 function showHeld() {
-  for (const id of ["command", "cell", "report"]) at(id).hidden = !live();
+  for (const id of ["command", "cell"]) at(id).hidden = !live();
   at("hold").textContent = held ? "Let go of A" : "Hold as A";
   at("hold").setAttribute("aria-pressed", Boolean(held));
   at("hold").hidden = !live();
@@ -299,10 +329,21 @@ async function select(name) {
     held = null;
     mode.value = tab === "cluster" ? "training" : START.modes[0];
   }
+  offer();
   fillBatch();
   showHeld();
   if (before !== tab) blank();
   await choose(machine.base, joined ? machine.figures : {});
+}
+function offer() {  // models that the tab is for, and modes that the model has
+  const { model, mode } = form.elements, list = LISTS[tab] || START.models;
+  fill(model, list, list.includes(model.value) ? model.value : list.includes(USUAL) ? USUAL : list[0]);
+  const modes = START.decoders.includes(model.value) ? START.modes : START.modes.slice(0, 2);
+  fill(mode, modes, modes.includes(mode.value) ? mode.value : modes[0]);
+}
+function fillWays() {  // a forward pass is split over all GPUs, training is as it was laid out
+  const { gpus, mode, tensor } = form.elements;
+  if (tab === "cluster") tensor.value = mode.value === "training" ? 1 : gpus.value;
 }
 function fillBatch() {  // every replica has something to do
   const { gpus, batch_size: batch } = form.elements;
@@ -314,17 +355,20 @@ async function changed(event) {
     fillBatch();
     if (many !== (tab === "cluster")) { await select(many ? "cluster" : "one"); return; }
   }
+  if (event.target.name === "model") offer();
+  if (event.target.name === "mode" || (event.target.name === "gpus" && form.elements.mode.value !== "training")) fillWays();
   await update();
 }
 
-fill(form.elements.model, START.models.includes(START.first.model) ? START.models
-  : [START.first.model, ...START.models], START.first.model);
+fill(form.elements.model, START.models, START.first.model);
 fill(form.elements.mode, START.modes, START.first.mode || "inference");
 fill(form.elements.dtype, START.dtypes, START.first.dtype || "", "the model's own");
 fill(form.elements.recompute, START.recompute, "none");
 fill(at("gpu"), START.gpus.includes(machine.base) ? START.gpus : [machine.base, ...START.gpus], machine.base);
 form.addEventListener("submit", (event) => { event.preventDefault(); if (!live()) question(); });
 form.addEventListener("change", changed);
+at("budget").addEventListener("input", () => { form.elements.power_w.value = at("budget").value; stale(); });
+at("budget").addEventListener("change", (event) => { event.stopPropagation(); question(); });
 at("gpu").addEventListener("change", (event) => choose(event.target.value));
 at("reset").addEventListener("click", () => choose(machine.base));
 at("hold").addEventListener("click", hold);

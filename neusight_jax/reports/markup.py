@@ -90,4 +90,9 @@ def _table(table: Table) -> str:
 def _cell(text: str, side: str) -> str:
     amount = quantity(text)
     value = "" if amount is None else f' data-value="{amount[0]:.9g}"'
-    return f'<td{value} style="text-align:{side}">{escape(text)}</td>'
+    number, bracket, interval = text.partition(" (")
+    if side == "left" or not bracket:
+        return f'<td{value} style="text-align:{side}">{escape(text)}</td>'
+    # A narrow table breaks between a number and its interval, and nowhere else.
+    parts = (f'<span style="white-space:nowrap">{escape(part)}</span>' for part in (number, f"({interval}"))
+    return f'<td{value} style="text-align:right;white-space:normal">{" ".join(parts)}</td>'

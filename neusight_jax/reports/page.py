@@ -29,7 +29,7 @@ from neusight_jax.reports.markup import markdown, markup, without_notes
 from neusight_jax.reports.text import INTERVAL, table
 
 if TYPE_CHECKING:
-    from neusight_jax.records import Result
+    from neusight_jax.records import Printed, Result
 
 GLOSSARY: dict[str, str] = {
     INTERVAL: "Range that holds the measured time in four of five cases, for GPUs left out of training.",
@@ -114,7 +114,7 @@ def require_pages(extra: str) -> None:
         raise InputError(f"pages need {' and '.join(missing)}; install them with `pip install '.[{extra}]'`")
 
 
-def report_of(result: Result, **about: Any) -> Report:
+def report_of(result: Printed, **about: Any) -> Report:
     """The report of a result: what its own module makes of it, its header completed.
 
     Args:
@@ -128,13 +128,13 @@ def report_of(result: Result, **about: Any) -> Report:
     return replace(made, facts={name: text for name, text in facts.items() if text})
 
 
-def page_of(result: Result, **about: Any) -> str:
+def page_of(result: Printed, **about: Any) -> str:
     """The page of a result (`report_of`). Raises: `InputError` without the extra."""
     require_report("page.html")
     return render(report_of(result, **about))
 
 
-def write_report(path: Path | str, result: Result, **about: Any) -> None:
+def write_report(path: Path | str, result: Printed, **about: Any) -> None:
     """Write the report of a result, a page or Markdown by its name, whole or not at all."""
     text = markdown_of(report_of(result, **about)) if is_markdown(path) else page_of(result, **about)
     write_text_atomically(Path(path), text)

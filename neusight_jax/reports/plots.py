@@ -27,21 +27,27 @@ INK = "var(--ink)"
 LIGHT_BAR = "var(--bar)"
 DWARFED = 20.0
 """An axis is in logarithms where the largest value is more than this many times the median."""
+FAINT = 0.4
+"""Opacity of a machine that is only compared with."""
 FASTER, SLOWER = "var(--c2)", "var(--c3)"
 _MOST_POINTS = 400
 _PLACES = {**{name: at for at, name in enumerate(PHASES)}, "recomputed": PHASES.index("backward")}
 """Places of phases in a step."""
 
 
-def families(forecasts: Mapping[str, Forecast]) -> Plot:
-    """Seconds of every family of kernels, one bar a forecast."""
-    sums = {name: forecast.seconds_by("family") for name, forecast in forecasts.items()}
+def families(forecasts: Mapping[str, Forecast], ghosts: Mapping[str, Forecast] | None = None) -> Plot:
+    """Seconds of every family of kernels, one bar a forecast; those of `ghosts` are faint."""
+    shown = {**(ghosts or {}), **forecasts}
+    sums = {name: forecast.seconds_by("family") for name, forecast in shown.items()}
     parts = {
         family: [seconds.get(family, 0.0) / MS for seconds in sums.values()]
         for family in dict.fromkeys(family for seconds in sums.values() for family in seconds)
     }
     plot = stacked("Where the time goes", list(sums), parts, "ms")
-    return replace(plot, traces=[{**trace, "marker": {"color": colour_of(trace["name"])}} for trace in plot.traces])
+    opacity = [FAINT if name in (ghosts or {}) else 1.0 for name in sums]
+    markers = [{"color": colour_of(trace["name"]), "opacity": opacity} for trace in plot.traces]
+    traces = [{**trace, "marker": marker} for trace, marker in zip(plot.traces, markers, strict=True)]
+    return replace(plot, traces=traces)
 
 
 def _line_colour(place: int, machines: int) -> str:
@@ -80,8 +86,10 @@ def shares(forecast: Forecast) -> Plot:
     return Plot("Where the time goes", [trace], layout, "Area is time: phase, family, node of the model.")
 
 
-def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
-    """Roofs of GPUs and the kernels of a model under them; area is the share of the time."""
+def roofline(
+    forecasts: Mapping[str, tuple[Forecast, GPU]], ghosts: Mapping[str, tuple[Forecast, GPU]] | None = None
+) -> Plot:
+    """Roofs of GPUs and the kernels of a model under them; area is the share of the time. Of `ghosts` roofs alone."""
     traces: list[dict[str, Any]] = []
     for place, (name, (forecast, gpu)) in enumerate(forecasts.items()):
         columns = forecast.columns
@@ -117,6 +125,8 @@ def roofline(forecasts: Mapping[str, tuple[Forecast, GPU]]) -> Plot:
             )
         colour = _line_colour(place, len(forecasts))
         traces += _roofs(forecast, gpu, intensity, "" if single else f"{name}, ", colour)
+        for ghost, (base, there) in (ghosts or {}).items():
+            traces += _roofs(base, there, intensity, f"{ghost}, ", "var(--c7)")
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     layout = {
         "xaxis": {**decades, "title": {"text": "arithmetic intensity, FLOP/byte"}},

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 
 from neusight_jax.baselines import BASELINES as UNFITTED
 from neusight_jax.datasets.measurements import Measurements, read_measurements, table_from_frame
@@ -32,7 +32,6 @@ from neusight_jax.model.predictor import Predictor
 from neusight_jax.prediction import predict
 from neusight_jax.progress import follow
 from neusight_jax.records import Printed
-from neusight_jax.reports.text import table
 from neusight_jax.training.data import NETWORKS, measured_devices
 from neusight_jax.training.evaluation.systems import chosen_baselines, fit_baseline
 
@@ -79,6 +78,7 @@ class Evaluation(Printed):
       notes: what was left out, and why.
     """
 
+    kind: ClassVar[str] = "evaluation"
     frames: Mapping[str, pd.DataFrame]
     views: Sequence[View]
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -96,15 +96,6 @@ class Evaluation(Printed):
         for view in self.views:
             lines += ["", *markdown_table([*view.columns], view.cells())]
         return "\n".join([*lines, *(f"\nNote: {note}." for note in self.notes)]) + "\n"
-
-    def __rich__(self) -> RenderableType:
-        return self.tables()
-
-    def tables(self) -> RenderableType:
-        """The views with a title that have rows, and the notes."""
-        titled = [view for view in self.views if view.title and len(view.frame)]
-        tables = (table(view.title, [*view.columns], view.cells(), view.text_columns) for view in titled)
-        return Group(*tables, *(f"note: {note}" for note in self.notes))
 
 
 def family_means(scores: pd.DataFrame) -> pd.DataFrame:
