@@ -128,9 +128,14 @@ def _rewritten(node: Node, written: list[Kernel] | _Written, phases: Sequence[st
     """A node with the kernels of a rule in these phases; of a list of kernels its gradients stay."""
     if isinstance(written, list):
         return replace(node, forward=tuple(written))
-    kernels = {phase: tuple(getattr(written, phase)) if phase in phases else () for phase in PHASES[:3]}
-    kept = written.saved_bytes if "backward" in phases else 0.0
-    return replace(node, **kernels, saved_bytes=node.saved_bytes + kept)
+    trained, learned = "backward" in phases, "weight_gradient" in phases
+    return replace(
+        node,
+        forward=tuple(written.forward),
+        backward=tuple(written.backward) if trained else (),
+        weight_gradient=tuple(written.weight_gradient) if learned else (),
+        saved_bytes=node.saved_bytes + written.saved_bytes * trained,
+    )
 
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, _Heads]:
@@ -176,7 +181,8 @@ def _split(node: Node, widths: Sequence[float]) -> list[Kernel] | _Written:
     products = [kernel for kernel in node.forward if kernel.family == "linear"]
     if any(_columns(kernel, widths) != tuple(widths) for kernel in products):
         return list(node.forward)
-    written = _Written(*([kernel for kernel in phase if kernel.family != "linear"] for phase in node.phases[:3]))
+    forward, backward, learned = ([item for item in phase if item.family != "linear"] for phase in node.phases[:3])
+    written = _Written(forward, backward, learned)
     for kernel in products:
         rows, inner, dtype = kernel.dims["m"], kernel.dims["k"], kernel.dtype
         for width in widths:
