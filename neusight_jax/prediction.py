@@ -124,7 +124,14 @@ def predict(
 
 
 def with_flop(forecast: Forecast, flop: StepFlop, gpu: GPU, work: Graph | Job) -> Forecast:
-    """A forecast with what its utilization is measured by; gpu: the board, whose clock is its boost."""
+    """A forecast with what its utilization is measured by.
+
+    Args:
+      forecast: of the work.
+      flop: of its model, and of what the hardware does.
+      gpu: the board, whose clock is its boost.
+      work: whose dtypes say which peak it is measured by.
+    """
     peak = peak_flop_per_s(gpu, work)
     return replace(forecast, model_flop=flop.model, hardware_flop=flop.hardware, peak_flop_per_s=peak)
 

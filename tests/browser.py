@@ -85,9 +85,9 @@ class Page:
             assert time.monotonic() < end, f"{ready} was never true; errors: {self.errors}"
             time.sleep(0.05)
 
-    def picture(self, path: Path) -> None:
-        """A PNG of the whole page."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """A PNG of the whole page, or of what is seen of it."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
 

@@ -98,6 +98,69 @@ def test_the_host_bounds_small_eager_steps() -> None:
     assert steps["eager"][1] / steps["eager"][0] < 1.15 < steps["engine"][1] / steps["engine"][0]
 
 
+def launches(graph: Graph, phase: str, part: str = "") -> Counter[tuple[str, str]]:
+    """Launches of a phase by family and operator."""
+    counts = Counter[tuple[str, str]]()
+    for node in graph.nodes:
+        for kernel in getattr(node, phase) if part in node.name else ():
+            counts[kernel.family, kernel.op] += kernel.count * node.repeat  # type: ignore[assignment]
+    return counts
+
+
+@pytest.mark.parametrize("attention", ["unfused", "flash"])
+def test_an_eager_training_step_is_the_forward_pass_and_its_gradients(attention: str) -> None:
+    options = {"execution": "eager", "attention": attention}
+    forward, step = (nj.graph_from_config(QWEN, 2, 256, mode, "bf16", **options) for mode in ("inference", "training"))
+    layer = "layer."
+    assert launches(step, "forward", layer) == launches(forward, "forward", layer)
+    work = {
+        phase: sum(flop(kernel) * kernel.count * node.repeat for node in step.nodes for kernel in getattr(node, phase))
+        for phase in ("forward", "backward", "weight_gradient")
+    }
+    scores = 28 * 2 * 2.0 * 2 * 12 * 256 * 256 * 128 if attention == "unfused" else 0.0
+    products = work["forward"] - scores
+    assert work["weight_gradient"] == pytest.approx(products)  # attention has no weights
+    assert work["backward"] == pytest.approx(products + 2.0 * scores)
+    # Queries, keys and values each have a gradient by what they read: two sums, and one of gate and up projection.
+    sums = sum(
+        kernel.count * node.repeat
+        for node in step.nodes
+        for kernel in node.backward
+        if node.name.endswith(("qkv", "gate_up")) and kernel.op == "add"
+    )
+    assert sums == 3 * 28
+
+
+def test_eager_training_keeps_more_for_its_gradients() -> None:
+    def kept(**options: Any) -> float:
+        graph = nj.graph_from_config(QWEN, 2, 256, "training", "bf16", **options)
+        assert graph.footprint is not None
+        return graph.footprint.activations
+
+    flash, unfused = (kept(execution="eager", attention=attention) for attention in ("flash", "unfused"))
+    assert kept() < flash < unfused
+    # Probabilities in fp32 and in 16 bits, keys and values for all heads.
+    layers = 28 * (6.0 * 2 * 12 * 256 * 256 + 2 * 2.0 * 2 * 12 * 256 * 128)
+    assert unfused - flash == pytest.approx(layers, rel=0.05)
+
+
+def test_frozen_weights_have_no_gradient_in_eager_training() -> None:
+    options = {"mode": "training", "dtype": "bf16", "execution": "eager", "lora": nj.Lora(8)}
+    graph = nj.graph_from_config(QWEN, 1, 128, **options)
+    learned = {node.name.rpartition(".")[2] for node in graph.nodes if node.weight_gradient}
+    assert learned == {"lora"}
+
+
+def test_eager_replicas_are_the_graph() -> None:
+    predictor, cluster = nj.load_predictor("tensorcore"), nj.load_cluster("1x H100")
+    graph = nj.graph_from_config(QWEN, 2, 256, "training", "bf16", execution="eager", optimizer="adamw")
+    seconds = [nj.predict(predictor, cluster, work).total_s for work in (graph, nj.job_from_graph(graph))]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
+    words = ("predict", "qwen2-1.5b", "--gpu", "H100", "--mode", "training", "--gpus", "8", "--zero", "1", "--json")
+    assert run([*words, "--sequence-length", "256", "--execution", "eager"]) == 0
+    assert run([*words, "--pipeline-parallel", "2", "--execution", "eager"]) == 2
+
+
 def test_engine_of_gpt2_is_that_of_a_decoder() -> None:
     graph = nj.graph_from_config("gpt2", 2, 128, "inference", "bf16", execution="engine")
     assert any(kernel.family in ("reduction", "stream") for kernel, _ in kernels(graph))
@@ -109,7 +172,7 @@ def test_engine_of_gpt2_is_that_of_a_decoder() -> None:
         ({"execution": "fast"}, "unknown execution 'fast'"),
         ({"execution": "eager", "fused": True}, "both say how it runs"),
         ({"attention": "unfused"}, "attention unfused is a choice of eager execution"),
-        ({"execution": "eager", "mode": "training"}, "eager training steps of qwen2 are not written here"),
+        ({"execution": "eager", "mode": "training", "dtype": "fp8"}, "by itself trains in 16 bits or wider, not fp8"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:

@@ -77,6 +77,7 @@ def test_reports_are_linked_and_share_one_script() -> None:
     assert {file.name for file in FILE.parent.iterdir()} == {
         *("index.html", gallery.PLOTLY),
         *(f"{name}.html" for name in gallery.REPORTS),
+        *(f"{name}.png" for name in gallery.PICTURED),
     }
     assert FILE.with_name(gallery.PLOTLY).read_text(encoding="utf-8").startswith("document.currentScript")
     for name in gallery.REPORTS:

@@ -1,8 +1,9 @@
-"""Writes `docs/gallery`: forecasts of models on GPUs in one page, and reports. `python docs/tools/gallery.py [reports]`
+"""Writes `docs/gallery`: forecasts of models on GPUs in one page, and reports. `python docs/tools/gallery.py [PART]`
 
 Every number of the table is `nj.compare`'s, so `nj.predict`'s, with the default checkpoints and from the figures of
 each GPU alone; letters are those of the support matrix. It takes some four minutes on two CPU cores. The reports are
-what their commands write, but that they share one file of plotly.js; with the argument `reports` they alone are made.
+what their commands write, but that they share one file of plotly.js; with the argument `reports` they alone are made,
+with `pictures` pictures of two of them for the home page, which takes Chromium.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ REPORTS: dict[str, tuple[str, str]] = {
     "powercap": ("Caps of a board", ""),
 }
 """Command -> what its report is of, and what is added to its example of `help.EXAMPLES`."""
+PICTURED: tuple[str, ...] = ("predict", "serve")
+"""Reports whose first screens the home page shows."""
+SCREEN = (1100, 760)
+"""Width and height of a picture, pixels."""
 
 
 @cache
@@ -148,9 +153,24 @@ def write_reports(names: Sequence[str] = tuple(REPORTS)) -> None:
             print(f"{name}.html", file=sys.stderr, flush=True)
 
 
+def write_pictures() -> None:
+    """Write the first screens of two reports."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browser import browser
+
+    with tempfile.TemporaryDirectory() as folder, browser(Path(folder)) as page:
+        for name in PICTURED:
+            address = FILE.with_name(f"{name}.html").as_uri()
+            page.open(address, "document.querySelectorAll('.plot .main-svg, .js-plotly-plot').length", *SCREEN)
+            page.picture(FILE.with_name(f"{name}.png"), whole=False)
+
+
 def main() -> None:
     """Forecast and write."""
     FILE.parent.mkdir(exist_ok=True)
+    if sys.argv[1:] == ["pictures"]:
+        write_pictures()
+        return
     write_reports()
     if sys.argv[1:] == ["reports"]:
         return

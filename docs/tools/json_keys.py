@@ -64,9 +64,15 @@ def published() -> pd.DataFrame:
     return pd.read_csv(FILE, keep_default_na=False)
 
 
-def broken(content: Mapping[str, Any], keys: pd.DataFrame) -> list[str]:
-    """Promises of the file that a printed result breaks: keys that one of both lacks, or of another type."""
-    part = keys[keys["schema"] == content["schema"]]
+def broken(content: Mapping[str, Any], keys: pd.DataFrame, command: str = "") -> list[str]:
+    """Promises of the file that a printed result breaks: keys that one of both lacks, or of another type.
+
+    Args:
+      content: the result.
+      keys: the file.
+      command: that printed it, where several commands share its schema.
+    """
+    part = keys[(keys["schema"] == content["schema"]) & ((keys["command"] == command) | (command == ""))]
     types, always = dict(zip(part["key"], part["type"], strict=True)), part.loc[part["always"] == "yes", "key"]
     printed = {key: kind_of(value) for key, value in content.items()}
     wrong = [f"{key} ({kind})" for key, kind in printed.items() if key not in types or kind not in (types[key], "")]

@@ -185,7 +185,7 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
     from neusight_jax.job.job import job_from_config
     from neusight_jax.job.stages import is_split
 
-    if is_source(model) or not is_split(model):
+    if is_source(model) or not is_split(model) or load.execution == "eager":
         return _replicas_of(model, load, job)
     if others := option_names(name for name in load.given() if name not in _OF_JOBS):
         raise InputError(f"{', '.join(others)}: training jobs have no such choice; leave out")
@@ -227,10 +227,8 @@ def _replicas_of(model: str, load: WorkloadOptions, job: JobOptions, graph: Grap
     splits = [name for name in ("tensor_parallel", "expert_parallel") if name in load.given()]
     facts = [name for name in job.given() if name not in (*_OF_REPLICAS, "gpus", "cluster")]
     if words := ", ".join(option_names([*splits, *facts])):
-        raise InputError(
-            f"{model} runs as replicas, its layers are not split; leave {words} out, or take a decoder by name or "
-            "config.json"
-        )
+        other = "--execution too" if load.execution == "eager" else "or take a decoder by name or config.json"
+        raise InputError(f"{model} runs as replicas, its layers are not split; leave {words} out, {other}")
     layout = _layout(load, job)
     if graph is None:
         if "micro_batch_size" in job.given():

@@ -74,7 +74,17 @@ def step_joules(
     of_one: Mapping[str, Array],
     counts: Mapping[str, Array],
 ) -> Float[Array, ""]:
-    """Joules of a step on so many boards alike that nothing holds back, as `job.step.energy` has them."""
+    """Joules of a step on boards alike that nothing holds back, as `job.step.energy` has them.
+
+    Args:
+      predictor: weights, with the law of power that was fitted with them.
+      gpu: the board.
+      seconds: of the step.
+      gpus: boards.
+      kernels: of one of them.
+      of_one: by family, seconds of one launch of each kernel, [kernel].
+      counts: by family, how often each kernel runs, [kernel].
+    """
     law = power_law(predictor)
     draw = draw_of_step(law, gpu, kernels, of_one, counts, seconds)
     return gpus * settle(law, gpu, draw).power_w * seconds

@@ -15,6 +15,7 @@ from neusight_jax.arithmetic import DTYPES
 from neusight_jax.designs.answers import Design
 from neusight_jax.errors import InputError
 from neusight_jax.explorer.asked import (
+    MOST_BUDGETS,
     Catalog,
     Question,
     Variant,
@@ -74,11 +75,16 @@ def _figures(machine: Machine) -> dict[str, float]:
 
 def choices(first: str) -> dict[str, Any]:
     """Names that the page offers, `first` of the models; which models have every mode and are served, and which have
-    sizes that may vary."""
+    sizes that may vary; and how many budgets a front has at most."""
     listed = list_models()
     models = listed if first in listed else [first, *listed]
     names = {"models": models, "gpus": list_gpus(), "modes": MODES, "dtypes": ["", *DTYPES], "recompute": RECOMPUTE}
-    return {**names, "decoders": [*filter(is_decoder, models)], "shapes": [*filter(has_sizes, models)]}
+    return {
+        **names,
+        "decoders": [*filter(is_decoder, models)],
+        "shapes": [*filter(has_sizes, models)],
+        "budgets": MOST_BUDGETS,
+    }
 
 
 def sliders(catalog: Catalog, query: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -279,6 +279,12 @@ def timed_under_limits(
     """Durations of the layouts on boards with a cap or a lock, each where its boards settle, and that clock [layout].
 
     Between the clocks of `power.CLOCKS` they are powers of the clock.
+
+    Args:
+      assembly: of the layouts.
+      predictor: weights.
+      cluster: whose boards have the cap or the lock.
+      software: what it adds to kernels and messages.
     """
     stock, law = at_clock(cluster, 1.0), power_law(predictor)
     at_clocks = [timed(assembly, assembly.seconds(predictor, at_clock(cluster, clock)), software) for clock in CLOCKS]

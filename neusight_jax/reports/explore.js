@@ -7,7 +7,6 @@ const LISTS = { serving: START.decoders, codesign: START.shapes };  // models th
 const USUAL = "llama-3.1-8b";
 const TAKES = { serving: "some seconds", power: "some seconds", design: "half a minute the first time, seconds after",
   codesign: "half a minute the first time, ten seconds after" };
-const MOST_BUDGETS = 16;
 const STEP = 0.005;  // of sliders, in logarithms
 const TABS = [...document.querySelectorAll("#tabs button")];
 const machine = { base: START.first.gpu, figures: {}, sliders: [] };
@@ -229,7 +228,7 @@ async function question() {
     const of = JSON.stringify([request([machine]), fields.get("area_mm2")]);
     if (of !== front.of) front = { of, watts: [] };
     body.question.front_w = front.watts;
-    front.watts = [...new Set([...front.watts, Number(fields.get("power_w"))])].slice(-MOST_BUDGETS);
+    front.watts = [...new Set([...front.watts, Number(fields.get("power_w"))])].slice(-START.budgets);
   }
   const before = JSON.stringify(body), begun = Date.now();
   stale();

@@ -84,10 +84,17 @@ def _core() -> Any:
 def write_profile(
     times: Times, path: str | os.PathLike[str], options: Options = PLAIN, prompt_tokens: float = math.inf
 ) -> None:
-    """Step times as Dynamo's `dynamo_profile` timing model reads them (`.npz`): milliseconds of a prompt by its length,
-    and of a decode step by the tokens in the KV cache of all requests and the mean length of one. With the guesses of
-    `options`, if any, and the time they take. The engine asks for all prompts of a step as if they were one: beyond
-    `prompt_tokens` they are several of that length."""
+    """Write step times as Dynamo's `dynamo_profile` timing model reads them.
+
+    Milliseconds of a prompt by its length, and of a decode step by the tokens in the KV cache of all requests and the
+    mean length of one. The engine asks for all prompts of a step as if they were one.
+
+    Args:
+      times: of the steps of a replica.
+      path: file to write, `.npz`.
+      options: of the engine; its guesses, if any, take their time too.
+      prompt_tokens: length of a prompt: what a step has beyond it are several of that length.
+    """
     axes = times.axes
     contexts, batches = np.array(axes.contexts, np.float32), np.array(axes.batches, np.float32)
     tokens = np.unique(np.outer(batches, contexts))

@@ -36,7 +36,7 @@ from neusight_jax.graph.configs.execution import (
 )
 from neusight_jax.graph.configs.requests import STEP_MODES, Lengths, one_or_all, requests
 from neusight_jax.graph.configs.shard import EXPERTS, Shard
-from neusight_jax.graph.configs.step import Step, precision
+from neusight_jax.graph.configs.step import NARROW, Step, precision
 from neusight_jax.graph.configs.tape import Tape, fuse
 from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.kernel import FLASH
@@ -311,11 +311,11 @@ def _engine(
 
 
 def _eager_step(config: Config, kind: str, graph: Graph, attention: str | None) -> Graph:
-    """A forward pass of a decoder or ViT as PyTorch launches it; `InputError` for a training step."""
-    if graph.mode == "training":
+    """A step of a decoder or ViT as PyTorch launches it; `InputError` for training in eight or four bits."""
+    if graph.mode == "training" and graph.dtype in NARROW:
         raise InputError(
-            f"{config.name}: eager training steps of {kind} are not written here; leave execution out, for the kernels "
-            "of a training framework"
+            f"{config.name}: PyTorch by itself trains in 16 bits or wider, not {graph.dtype}; leave execution out, for "
+            "the kernels of a training framework"
         )
     return as_eager(graph, kind, attention=attention)
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.graph.kernel import matrix_product, rowwise
 from neusight_jax.kernels.family import UNPACK
 from neusight_jax.kernels.gemm import FEW_ROWS
-from neusight_jax.kernels.table import Kernel
+from neusight_jax.kernels.table import PHASES, Kernel
+from neusight_jax.memory import saved_of
 
 EXECUTIONS: tuple[str, ...] = ("eager", "compiled", "engine")
 """Software that runs a model: PyTorch, its own kernels one by one; a compiler, elementwise chains merged; an engine, or
@@ -59,11 +61,23 @@ class _Heads:
         return self.heads * self.size, shared, shared
 
 
-_Rule = Callable[[Node, "_Heads | None"], list[Kernel]]
+class _Written(NamedTuple):
+    """Kernels of a node as they are launched, and what it keeps for its gradients beside what it kept, bytes."""
+
+    forward: list[Kernel]
+    backward: list[Kernel]
+    weight_gradient: list[Kernel]
+    saved_bytes: float = 0.0
+
+
+_Rule = Callable[[Node, "_Heads | None"], "list[Kernel] | _Written"]
+"""What a node launches; without gradients the kernels of the forward pass alone."""
 
 
 def as_eager(graph: Graph, kind: str, *, attention: str | None) -> Graph:
-    """The graph of a forward pass as PyTorch launches it.
+    """The graph of a step as PyTorch launches it; of a training step with the kernels of its gradients.
+
+    Gradients of weights are written, not added to those before: PyTorch sets them to None before a step.
 
     Args:
       graph: of fused kernels.
@@ -73,29 +87,55 @@ def as_eager(graph: Graph, kind: str, *, attention: str | None) -> Graph:
     rules = {**_EAGER, "layernorm": _layer_norm if kind in LAYER_NORMS else _rms_norm}
     if attention == "flash":
         del rules["attention"]
-    nodes, notes = _launched(graph.nodes, rules), graph.notes
+    phases = PHASES[: 3 if "lora" not in graph.options else 2] if graph.mode == "training" else PHASES[:1]
+    nodes, notes = _launched(graph.nodes, rules, phases), graph.notes
     if any("expert" in node.op or kernel.family == "grouped_gemm" for node in nodes for kernel in node.forward):
         notes = (*notes, "experts run as an engine's grouped kernels: PyTorch's loop over experts is not written here")
-    return replace(graph, nodes=nodes, fused=False, launched="eager", notes=notes)
+    footprint = graph.footprint
+    if graph.mode == "training" and footprint is not None:
+        footprint = replace(footprint, activations=saved_of(nodes).peak())
+    return replace(graph, nodes=nodes, fused=False, launched="eager", notes=notes, footprint=footprint)
 
 
 def as_llama_cpp(graph: Graph) -> Graph:
     """The graph of a forward step as llama.cpp launches it."""
-    return replace(graph, nodes=_launched(graph.nodes, _GGML), options={**graph.options, "engine": LLAMA_CPP})
+    return replace(
+        graph, nodes=_launched(graph.nodes, _GGML, PHASES[:1]), options={**graph.options, "engine": LLAMA_CPP}
+    )
 
 
-def _launched(nodes: Sequence[Node], rules: Mapping[str, _Rule]) -> tuple[Node, ...]:
+def _launched(nodes: Sequence[Node], rules: Mapping[str, _Rule], phases: Sequence[str]) -> tuple[Node, ...]:
     """Nodes with the kernels of the rule for the last part of their name, else for their operator.
 
     Nodes without a rule are one kernel either way; those left without kernels are part of another.
+
+    Args:
+      nodes: of fused kernels.
+      rules: by name or operator.
+      phases: that a node has: no gradients in a forward pass, and of weights none where they are frozen.
     """
     sizes, changed = _sizes(nodes), []
     for node in nodes:
         rule = rules.get(node.name.rpartition(".")[2]) or rules.get(node.op)
-        kernels = node.forward if rule is None else tuple(rule(node, sizes.get(node.section)))
-        if kernels and node.name not in LEFT_OUT:
-            changed.append(replace(node, forward=kernels))
+        if rule is not None:
+            node = _rewritten(node, rule(node, sizes.get(node.section)), phases)
+        if node.forward and node.name not in LEFT_OUT:
+            changed.append(node)
     return tuple(changed)
+
+
+def _rewritten(node: Node, written: list[Kernel] | _Written, phases: Sequence[str]) -> Node:
+    """A node with the kernels of a rule in these phases; of a list of kernels its gradients stay."""
+    if isinstance(written, list):
+        return replace(node, forward=tuple(written))
+    trained, learned = "backward" in phases, "weight_gradient" in phases
+    return replace(
+        node,
+        forward=tuple(written.forward),
+        backward=tuple(written.backward) if trained else (),
+        weight_gradient=tuple(written.weight_gradient) if learned else (),
+        saved_bytes=node.saved_bytes + written.saved_bytes * trained,
+    )
 
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, _Heads]:
@@ -125,110 +165,195 @@ def _widening(dtype: str) -> float:
 # PyTorch.
 
 
-def _projections(node: Node, heads: _Heads | None) -> list[Kernel]:
+def _projections(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
     """Queries, keys and values by products of their own, where engines merge them into one."""
     return list(node.forward) if heads is None else _split(node, heads.widths)
 
 
-def _halves(node: Node, _: _Heads | None) -> list[Kernel]:
+def _halves(node: Node, _: _Heads | None) -> list[Kernel] | _Written:
     """The gate and the up projection likewise."""
     width = sum(kernel.dims["n"] for kernel in node.forward[:1])
     return _split(node, (width / 2.0, width / 2.0))
 
 
-def _split(node: Node, widths: Sequence[float]) -> list[Kernel]:
+def _split(node: Node, widths: Sequence[float]) -> list[Kernel] | _Written:
     """Products of so many columns in place of one of all of them; as it is where they are not its columns."""
     products = [kernel for kernel in node.forward if kernel.family == "linear"]
     if any(_columns(kernel, widths) != tuple(widths) for kernel in products):
         return list(node.forward)
-    return [replace(kernel, dims={**kernel.dims, "n": width}) for kernel in products for width in widths]
+    forward, backward, learned = ([item for item in phase if item.family != "linear"] for phase in node.phases[:3])
+    written = _Written(forward, backward, learned)
+    for kernel in products:
+        rows, inner, dtype = kernel.dims["m"], kernel.dims["k"], kernel.dtype
+        for width in widths:
+            written.forward.append(replace(kernel, dims={**kernel.dims, "n": width}))
+            written.backward.append(matrix_product(1, rows, inner, width, dtype, kernel.count))
+            gradient = matrix_product(1, width, inner, rows, dtype, kernel.count, upright=False)
+            written.weight_gradient.append(gradient)
+        # What all of them read has a gradient from each.
+        sums = kernel.count * (len(widths) - 1.0)
+        written.backward.append(rowwise("elementwise", "add", rows, inner, 2.0, 1.0, dtype, sums))
+    return written
 
 
-def _turned(node: Node, heads: _Heads | None) -> list[Kernel]:
-    """Of queries and of keys: times cosines, halves turned (one negated, both joined), times sines, and the sum."""
+def _turned(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
+    """Of queries and of keys: times cosines, halves turned (one negated, both joined), times sines, and the sum.
+
+    Backwards each half is written into a tensor of zeros, and three gradients are added.
+    """
     if heads is None:
         return list(node.forward)
-    dtype, kernels = node.forward[0].dtype, []
+    dtype, written = node.forward[0].dtype, _Written([], [], [])
     for count in (heads.heads, heads.kv_heads):
         rows, cols = heads.requests * heads.queries * count, heads.size
-        kernels += [
-            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / count, 1.0, dtype, 2.0),
-            rowwise("elementwise", "mulu", rows, cols / 2.0, 1.0, 1.0, dtype),
-            rowwise("memory", "copy", rows, cols, 1.0, 1.0, dtype),
-            rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype),
-        ]
-    return kernels
+        scaled = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / count, 1.0, dtype, 2.0)
+        negated = rowwise("elementwise", "mulu", rows, cols / 2.0, 1.0, 1.0, dtype)
+        written.forward.extend(
+            [
+                scaled,
+                negated,
+                rowwise("memory", "copy", rows, cols, 1.0, 1.0, dtype),
+                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype),
+            ]
+        )
+        written.backward.extend(
+            [
+                scaled,
+                negated,
+                rowwise("memory", "fill", rows, cols, 0.0, 1.0, dtype, 2.0),
+                rowwise("memory", "copy", rows, cols / 2.0, 1.0, 1.0, dtype, 2.0),
+                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype, 2.0),
+            ]
+        )
+    return written
 
 
-def _layer_norm(node: Node, _: _Heads | None) -> list[Kernel]:
+def _layer_norm(node: Node, _: _Heads | None) -> _Written:
     """The sum with the residual, then one kernel."""
-    kernels = []
+    written = _Written([], [], [])
     for kernel in node.forward:
-        rows, cols = kernel.dims["rows"], kernel.dims["cols"]
-        kernels += _residual(kernel)
-        kernels.append(rowwise("norm", "layernorm", rows, cols, 1.0, 1.0, kernel.dtype, kernel.count))
-    return kernels
+        sizes, options = (kernel.dims["rows"], kernel.dims["cols"]), (kernel.dtype, kernel.count)
+        _add_residual(written, kernel)
+        written.forward.append(rowwise("norm", "layernorm", *sizes, 1.0, 1.0, *options))
+        written.backward.append(rowwise("norm", "layernorm_backward", *sizes, 2.0, 1.0, *options))
+        written.weight_gradient.append(
+            rowwise("norm", "layernorm_weight_gradient", *sizes, 2.0, 2.0 / sizes[0], *options)
+        )
+    return written
 
 
-def _rms_norm(node: Node, _: _Heads | None) -> list[Kernel]:
-    """The sum with the residual, then the chain of a root-mean-square norm in fp32."""
-    kernels = []
+def _rms_norm(node: Node, _: _Heads | None) -> _Written:
+    """The sum with the residual, then the chain of a root-mean-square norm in fp32, and its gradient.
+
+    It keeps the rows in fp32, and as they are before the weight.
+    """
+    written, kept = _Written([], [], []), 0.0
     for kernel in node.forward:
         rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
-        kernels += [
-            *_residual(kernel),
-            *_copied(rows, cols, dtype, to=WIDE),
-            rowwise("elementwise", "powu", rows, cols, 1.0, 1.0, WIDE),
-            rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / cols, WIDE),
-            rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 2.0),
-            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / cols, 1.0, WIDE),
-            *_copied(rows, cols, dtype, to=dtype),
-            rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / rows, 1.0, dtype),
-        ]
-    return kernels
+        weighted = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / rows, 1.0, dtype)
+        scaled = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / cols, 1.0, WIDE)
+        product = rowwise("elementwise", "mul", rows, cols, 2.0, 1.0, WIDE)
+        mean = rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / cols, WIDE)
+        power = rowwise("elementwise", "powu", rows, cols, 1.0, 1.0, WIDE)
+        _add_residual(written, kernel)
+        written.forward.extend(
+            [
+                *_copied(rows, cols, dtype, to=WIDE),
+                power,
+                mean,
+                rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 2.0),
+                scaled,
+                *_copied(rows, cols, dtype, to=dtype),
+                weighted,
+            ]
+        )
+        written.backward.extend(
+            [
+                weighted,
+                *_copied(rows, cols, dtype, to=WIDE),
+                *(scaled, product, mean),  # of the product with the root, by both
+                rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 3.0),
+                rowwise("elementwise", "divu", rows, cols, 1.0 / cols, 1.0, WIDE),
+                *(power, rowwise("elementwise", "mulu", rows, cols, 1.0, 1.0, WIDE), product),  # of the square
+                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, WIDE),
+                *_copied(rows, cols, dtype, to=dtype),
+            ]
+        )
+        written.weight_gradient.extend(
+            [
+                rowwise("elementwise", "mul", rows, cols, 2.0, 1.0, dtype),
+                rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / rows, dtype),
+            ]
+        )
+        kept += rows * cols * (dtype_bytes(WIDE) + dtype_bytes(dtype))
+    return written._replace(saved_bytes=kept)
 
 
-def _residual(norm: Kernel) -> list[Kernel]:
-    """The sum that an engine's norm takes in, where it does."""
-    if norm.dims["reads"] < 2.0:
-        return []
-    return [rowwise("elementwise", "add", norm.dims["rows"], norm.dims["cols"], 2.0, 1.0, norm.dtype, norm.count)]
+def _add_residual(written: _Written, norm: Kernel) -> None:
+    """Write the sum that an engine's norm takes in, where it does; backwards that of the gradients of its result."""
+    if norm.dims["reads"] >= 2.0:
+        kernel = rowwise("elementwise", "add", norm.dims["rows"], norm.dims["cols"], 2.0, 1.0, norm.dtype, norm.count)
+        written.forward.append(kernel)
+        written.backward.append(kernel)
 
 
-def _activation(node: Node, _: _Heads | None) -> list[Kernel]:
-    """A gated activation as the function and the product."""
-    kernels = []
+def _activation(node: Node, _: _Heads | None) -> _Written:
+    """A gated activation as the function and the product, which keeps both of its operands."""
+    written, kept = _Written([], [], []), 0.0
     for kernel in node.forward:
-        sizes = kernel.dims["rows"], kernel.dims["cols"]
-        kernels.append(rowwise("elementwise", "gelu", *sizes, 1.0, 1.0, kernel.dtype, kernel.count))
+        sizes, options = (kernel.dims["rows"], kernel.dims["cols"]), (kernel.dtype, kernel.count)
+        written.forward.append(rowwise("elementwise", "gelu", *sizes, 1.0, 1.0, *options))
+        written.backward.append(rowwise("elementwise", "gelu", *sizes, 2.0, 1.0, *options))
         if kernel.dims["reads"] >= 2.0:
-            kernels.append(rowwise("elementwise", "mul", *sizes, 2.0, 1.0, kernel.dtype, kernel.count))
-    return kernels
+            product = rowwise("elementwise", "mul", *sizes, 2.0, 1.0, *options)
+            written.forward.append(product)
+            written.backward.extend([product, product])
+            kept += kernel.count * sizes[0] * sizes[1] * dtype_bytes(kernel.dtype)
+    return written._replace(saved_bytes=kept)
 
 
-def _attention(node: Node, heads: _Heads | None) -> list[Kernel]:
-    """Keys and values repeated for every head, scores, their scale and mask, softmax in fp32, context, heads merged."""
+def _attention(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
+    """Keys and values repeated for every head, scores, their scale and mask, softmax in fp32, context, heads merged.
+
+    It keeps the probabilities in fp32 and in the dtype of the products, and what it repeated.
+    """
     if heads is None or node.forward[0].family not in ("prefill", "decode"):
         return list(node.forward)
     dtype, groups = node.forward[0].dtype, heads.heads / heads.kv_heads
     batch = round(heads.requests * heads.heads)
-    rows, seen = batch * heads.queries, heads.context
-    kernels = [
-        matrix_product(batch, heads.queries, seen, heads.size, dtype),
-        rowwise("elementwise", "mulu", rows, seen, 1.0, 1.0, dtype),
+    rows, seen, size = batch * heads.queries, heads.context, heads.size
+    scale = rowwise("elementwise", "mulu", rows, seen, 1.0, 1.0, dtype)
+    merged = rowwise("memory", "copy", rows, size, 1.0, 1.0, dtype)
+    forward = [
+        matrix_product(batch, heads.queries, seen, size, dtype),
+        scale,
         *widened_softmax(rows, seen, dtype),
-        matrix_product(batch, heads.queries, heads.size, seen, dtype),
-        rowwise("memory", "copy", rows, heads.size, 1.0, 1.0, dtype),
+        matrix_product(batch, heads.queries, size, seen, dtype),
+        merged,
     ]
+    backward = [
+        merged,
+        matrix_product(batch, heads.queries, seen, size, dtype),
+        matrix_product(batch, seen, size, heads.queries, dtype),
+        *_copied(rows, seen, dtype, to=WIDE),
+        rowwise("elementwise", "mul", rows, seen, 2.0, 1.0, WIDE),
+        rowwise("softmax", "softmax_backward", rows, seen, 2.0, 1.0, WIDE),
+        *_copied(rows, seen, dtype, to=dtype),
+        scale,
+        matrix_product(batch, heads.queries, size, seen, dtype),
+        matrix_product(batch, seen, size, heads.queries, dtype),
+    ]
+    kept = rows * seen * (dtype_bytes(WIDE) + dtype_bytes(dtype))
     if node.forward[0].dims["pairs"] < heads.requests * heads.queries * seen:
-        kernels.insert(2, rowwise("elementwise", "add", rows, seen, 1.0 + 1.0 / heads.heads, 1.0, dtype))
+        forward.insert(2, rowwise("elementwise", "add", rows, seen, 1.0 + 1.0 / heads.heads, 1.0, dtype))
     if groups > 1.0:
-        repeated = rowwise("memory", "copy", batch * seen, heads.size, 1.0 / groups, 1.0, dtype, 2.0)
-        kernels.insert(0, repeated)
+        forward.insert(0, rowwise("memory", "copy", batch * seen, size, 1.0 / groups, 1.0, dtype, 2.0))
+        backward.append(rowwise("memory", "reduce", batch * seen, size, 1.0, 1.0 / groups, dtype, 2.0))
+        kept += 2.0 * batch * seen * size * dtype_bytes(dtype)
     if heads.queries < seen:  # the cache is joined with the new keys and values
         of_cache = heads.requests * heads.kv_heads * seen
-        kernels.insert(0, rowwise("memory", "copy", of_cache, heads.size, 1.0, 1.0, dtype, 2.0))
-    return kernels
+        forward.insert(0, rowwise("memory", "copy", of_cache, size, 1.0, 1.0, dtype, 2.0))
+    return _Written(forward, backward, [], kept)
 
 
 def widened_softmax(rows: float, cols: float, dtype: str) -> list[Kernel]:
