@@ -71,18 +71,18 @@ class Software(Record):
 
 
 LEARNED = Software(
-    tensor=0.371,
+    tensor=0.362,
     context=0.2,
     expert=0.2,
-    shards=0.484,
-    gradients=0.354,
+    shards=0.485,
+    gradients=0.355,
     launch_s=1.5e-05,
     expert_launch_s=7.9e-05,
-    kernels=1.11,
+    kernels=1.109,
     experts=1.389,
     flash2=1.438,
     flash2_wide=2.031,
-    eight_bits=1.257,
+    eight_bits=1.259,
     plain=0.609,
     wait=0.0058,
     step_s=0.0264,
@@ -90,7 +90,7 @@ LEARNED = Software(
 """Fitted on 344 measured steps of public sources under those priors (`benchmarks.job_steps`)."""
 BARE = dataclasses.replace(LEARNED, step_s=0.0)
 """Those of forward and backward passes that no optimizer follows."""
-STEP_SPREAD = 0.08
+STEP_SPREAD = 0.085
 """Half-width of the 80 % interval of a dense step beside those of its kernels, in logarithms: the least that holds 80 %
 of measured steps of sources left out, each source by the root of its rows (`benchmarks.job_spread`)."""
 EXPERT_SPREAD = 1.29
