@@ -45,9 +45,9 @@ GENERATORS = ("own", "dated")
 SHARES = {"own": 1.0, "dated": 0.9}
 """Of the lengths that a row has, on average: InferenceMAX draws from 0.8 of them on (`--random-range-ratio 0.8`)."""
 WAVES: dict[str, dict[str, float]] = {
-    "vllm": {"own": 0.126, "dated": 0.131},
-    "trtllm": {"own": 0.158, "dated": 0.101},
-    "sglang": {"own": 0.773, "dated": 0.127},
+    "vllm": {"own": 0.121, "dated": 0.129},
+    "trtllm": {"own": 0.155, "dated": 0.099},
+    "sglang": {"own": 0.747, "dated": 0.126},
 }
 """Share of arrivals that come all at once (`Engine.wave`), as `--fit` finds it."""
 

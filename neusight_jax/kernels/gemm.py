@@ -66,6 +66,9 @@ HARDWARE_BLOCK = 32.0
 SCALE_FLOP = 4.0
 """fp32 FLOP slots of a result for every block of scales beyond that: the product of both scales, and a multiply-add."""
 
+WIDE_BYTES = 2.0
+"""Bytes of an activation, and of a result of products that take packed ones."""
+
 DIRECTIONS: tuple[int, ...] = (2, 4, 6)
 """Features a device effect may tilt along: the contraction (page reach), FLOP (heating up) and intensity."""
 
@@ -236,6 +239,18 @@ def _scaled_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     return replace(tensor_work(dims, element_bytes), vector_flop=0.5 * SCALE_FLOP * blocks_per_step * flop(dims))
 
 
+def _packed_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
+    """Work where results are in sixteen bits, and activations are until a pass before the product packs them, which
+    reads them so; what it writes the product finds in L2 at best."""
+    work, (tile_m, tile_n) = tensor_work(dims, element_bytes), tile_sizes(dims, TENSOR_TILES)
+    wider = WIDE_BYTES - element_bytes
+    return replace(
+        work,
+        bytes_moved=work.bytes_moved + dims["batch"] * dims["m"] * (wider * dims["n"] + WIDE_BYTES * dims["k"]),
+        block_bytes=work.block_bytes + (wider[:, None] * tile_m * tile_n)[:, :, None],
+    )
+
+
 def aligned(size: Float[Array, " kernel"], to: float, dims: Dims) -> Float[Array, " kernel"]:
     """1 where a size is a multiple, else 0."""
     return jnp.where(is_multiple(size, to, dims), 1.0, 0.0)
@@ -311,8 +326,8 @@ GEMM = Family(
 """Sixteen-bit operands, and tf32."""
 GEMM_FP8 = replace(GEMM, name="gemm_fp8", network="gemm_fp8", work=_scaled_work, options=(*OPTIONS, (SCALE_BLOCK, 0.0)))
 """Eight-bit operands, quantization of the activations included: what frameworks launch for them differs more."""
-GEMM_FP4 = replace(GEMM, name="gemm_fp4", network="gemm_fp4", work=tensor_work)
-"""Four-bit operands with block scales (nvfp4)."""
+GEMM_FP4 = replace(GEMM, name="gemm_fp4", network="gemm_fp4", work=_packed_work)
+"""Four-bit operands with block scales (nvfp4), packing of the activations included."""
 
 FAMILY_BY_DTYPE: dict[str, Family] = {
     **dict.fromkeys(("tf32", "bf16", "fp16"), GEMM),

@@ -7,6 +7,7 @@ times.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -258,7 +259,7 @@ def _with_operands(
 
 def _compute(at: Launch) -> Times:
     """Ideal; blocks streamed without whole waves; where algorithms differ, the roofline of the fastest; every tile of
-    the menu in whole waves; on tensor cores also the traffic of every tile at the L2-to-SM rate."""
+    the menu in whole waves; on tensor cores also the operands of every tile, without whole waves."""
     work, gpu = at.work, at.gpu
     streamed = jnp.maximum(work.blocks[:, -1, 0] / gpu.num_sms, 1.0) * at.block_s[:, -1, 0]
     arithmetic = work.bound_flop / at.peak
@@ -270,8 +271,18 @@ def _compute(at: Launch) -> Times:
         times.append(fastest(forms))
     parts = [jnp.stack(times, axis=1), fastest(at.waves * at.block_s)]
     if at.family.l2_operands:
-        parts.append(at.tile_bytes / column(at.physics.l2_bytes_per_cycle * gpu.num_sms * gpu.clock_hz, 1))
+        parts.append(fastest(work.blocks * _operands(at)) / column(gpu.num_sms, 1))
     return jnp.maximum(jnp.concatenate(parts, axis=1), at.least_s)
+
+
+def _operands(at: Launch) -> Float[Array, "kernel tile split"]:
+    """Seconds of a block's traffic at the L2-to-SM rate, on tensor cores no more than of its arithmetic.
+
+    For units too wide for a tile, libraries take larger ones than the menu has, and pairs of blocks that share
+    operands, so that these come in while they are multiplied.
+    """
+    operands_s = at.work.block_bytes / (at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2))
+    return jnp.minimum(operands_s, at.block_s) if at.family.l2_operands else operands_s
 
 
 def _dram(at: Launch) -> Times:
@@ -299,10 +310,9 @@ def _reread(at: Launch) -> Times:
 
 
 def _onchip(at: Launch) -> Times:
-    """1000 cycles; every tile of the menu in whole waves at the L2-to-SM rate. Of row reductions, none of them less
-    than what the threads of a row wait for its loads."""
-    rate = at.physics.l2_bytes_per_cycle * column(at.gpu.clock_hz, 2)
-    times = jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * at.work.block_bytes / rate)], axis=1)
+    """1000 cycles; every tile of the menu in whole waves of its operands. Of row reductions, none of them less than
+    what the threads of a row wait for its loads."""
+    times = jnp.concatenate([at.kilocycle_s[:, None], fastest(at.waves * _operands(at))], axis=1)
     passes = at.work.row_passes
     if passes is None:
         return times
@@ -437,7 +447,7 @@ class Head:
       time: seconds [kernel, component] a kernel could be bound by; components: how many, for a family.
       joined: "overlaps" (joined by a norm), "limits" (binds only when it is reached) or "adds" (before and after).
       low, high, start: bounds of its offset b_j, natural logarithm, and where training starts.
-      tensor_bounds: the bounds beside tensor cores, where they differ.
+      tensor_bounds: the bounds beside tensor cores, where they differ; operand_bounds: those of products there.
       most: the longest it may be, in the same components; None = no such bound.
       side: "compute" or "memory", what a kernel is said to be bound by where this is the longest; "" = neither.
     """
@@ -449,16 +459,20 @@ class Head:
     high: float
     start: float
     tensor_bounds: tuple[float, float] | None = None
+    operand_bounds: tuple[float, float] | None = None
     most: Callable[[Launch], Times | None] | None = None
     side: str = ""
 
     def bounds(self, family: Family) -> tuple[float, float]:
         """Bounds of the offset for a family."""
+        if family.l2_operands and self.operand_bounds:
+            return self.operand_bounds
         return self.tensor_bounds if family.tensor_core and self.tensor_bounds else (self.low, self.high)
 
 
 # Compute and DRAM cannot beat their ideal. What fused attention does before and after its loop, 8 to 12 us, goes with
-# the clock and not with the floor, which all machines share: hence the wider bounds of the overhead there.
+# the clock and not with the floor, which all machines share: hence the wider bounds of the overhead there. Operands of
+# products come in at half the rate of L2 at least: on GPUs where arithmetic hides them no time tells their offset.
 HEADS: dict[str, Head] = {
     "compute": Head(
         _compute,
@@ -471,7 +485,9 @@ HEADS: dict[str, Head] = {
     ),
     "dram": Head(_dram, lambda f: 1 + _ways(f), "overlaps", 0.0, 1.5, 0.25, side="memory"),
     "reread": Head(_reread, lambda f: len(f.tiles), "overlaps", -3.0, 1.6, -2.0, side="memory"),
-    "onchip": Head(_onchip, lambda f: len(f.tiles) + 1, "overlaps", -2.0, 2.5, 0.0),
+    "onchip": Head(
+        _onchip, lambda f: len(f.tiles) + 1, "overlaps", -2.0, 2.5, 0.0, operand_bounds=(-2.0, math.log(2.0))
+    ),
     "issue": Head(_issue, _ways, "limits", 0.1, 0.4, 0.2, side="compute"),
     "power": Head(
         _power, lambda f: len(f.tiles) + _ways(f), "limits", 0.0, 0.45, 0.2, most=_most_power, side="compute"

@@ -75,9 +75,9 @@ class Engine(Record):
 
 
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine(6.69e-4, 9.26e-6, request_s=0.0157, first_steps=1.08, kernels=1.086, experts=1.751, wave=0.0),
-    "trtllm": Engine(8.38e-4, 1.07e-5, request_s=0.0914, first_steps=1.139, kernels=1.038, experts=1.449, wave=0.0),
-    "sglang": Engine(1.423e-3, 2.253e-5, request_s=0.1475, first_steps=1.031, kernels=1.055, experts=1.436, wave=0.0),
+    "vllm": Engine(6.73e-4, 9.24e-6, request_s=0.0156, first_steps=1.073, kernels=1.076, experts=1.79, wave=0.0),
+    "trtllm": Engine(8.36e-4, 1.058e-5, request_s=0.0916, first_steps=1.14, kernels=1.031, experts=1.458, wave=0.0),
+    "sglang": Engine(1.406e-3, 2.21e-5, request_s=0.1466, first_steps=1.031, kernels=1.054, experts=1.451, wave=0.0),
 }
 """Fitted under those priors on public measurements of whole servers on H100 and H200 (`benchmarks.serving_sample`), for
 users who do not know of each other."""
