@@ -290,20 +290,20 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2595,
-    product_pj=4.958,
-    attention_pj=7.763,
-    decode_pj=1.676,
-    stream_pj=6.161,
+    static_share=0.2636,
+    product_pj=4.87,
+    attention_pj=7.65,
+    decode_pj=1.603,
+    stream_pj=6.21,
     flop16_pj=0.2716,
-    flop8_pj=0.2394,
-    flop4_pj=0.05979,
-    flop32_pj=2.14,
-    dram_pj=42.5,
-    node_exponent=0.7106,
-    flat=0.7021,
-    slope=0.7183,
-    gap_us=26.95,
+    flop8_pj=0.2451,
+    flop4_pj=0.04708,
+    flop32_pj=2.134,
+    dram_pj=42.08,
+    node_exponent=0.7058,
+    flat=0.7011,
+    slope=0.7401,
+    gap_us=28.64,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
