@@ -28,6 +28,11 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "what an hour of each GPU costs, for --prices",
         {"currency": "USD", "H100": 2.5},
     ),
+    "engine": (
+        "serving.times.EngineFile",
+        "numbers of an inference engine's own time, which `calibrate --engine` writes, for serve --engine",
+        {"engine": "vllm", "step_s": 0.0009, "request_s": 0.02},
+    ),
     "card": ("model.checkpoint.Card", "card.json, which `train` writes beside the weights, for --checkpoint", {}),
 }
 """Kind of file -> its model, what it is, and an example."""
@@ -42,7 +47,7 @@ def schema(
     name: Annotated[str | None, argument("A kind of file; without one they are listed.", "[NAME]", _kinds)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the JSON Schema of a kind of file (gpu, cluster, prices, card), by which editors check it."""
+    """Print the JSON Schema of a kind of file (gpu, cluster, prices, engine, card), by which editors check it."""
     from neusight_jax.records import json_text
     from neusight_jax.records import schema as schema_name
 

@@ -23,6 +23,7 @@ from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
 _WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and a YAML file; several at will."
+_ENGINE = "Whose own time is counted: vllm, trtllm, sglang, or a file of `calibrate --engine`."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -64,7 +65,7 @@ class EngineOptions:
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
     poll_steps: Annotated[int, option("Decode steps from one look for new requests to the next.")] = 1
-    engine: Annotated[str, option("Whose own time is counted: vllm, trtllm or sglang.")] = "vllm"
+    engine: Annotated[str, option(_ENGINE, metavar="ENGINE")] = "vllm"
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
 
 
@@ -135,13 +136,14 @@ def serve(
 def _files(words: Sequence[str], engine: str) -> dict[str, Path]:
     """Deployment files to write by their kinds, checked before the work begins."""
     from neusight_jax.serving.deployment import FORMATS, require_format
+    from neusight_jax.serving.times import engine_name
 
     files = {}
     for word in words:
         kind, _, file = word.partition("=")
         if not file.endswith((".yaml", ".yml")):  # vLLM reads no other
             raise InputError(f"--write is {word!r}, expected KIND=FILE.yaml with a kind of {', '.join(FORMATS)}")
-        require_format(kind, engine)
+        require_format(kind, engine_name(engine))
         files[kind] = Path(file)
     return files
 

@@ -105,7 +105,12 @@ def calibrate(
         option("To look for: fields of a GPU, or launch_s.", default="clock, memory, L2, watts and launch"),
     ] = None,
     suggest: Annotated[int | None, option("Choose so many kernels to measure.", metavar="COUNT")] = None,
-    model: Annotated[list[str] | None, option("Of --suggest: models that are decided upon.")] = None,
+    engine: Annotated[
+        str | None, option("Fit vllm, trtllm or sglang to measured loads of --model, a CSV file.", metavar="ENGINE")
+    ] = None,
+    model: Annotated[
+        list[str] | None, option("Of --suggest: models that are decided upon; of --engine: the one that was served.")
+    ] = None,
     batch_size: Annotated[int, option("Of --model.")] = 1,
     mode: Annotated[str, option("Of --model: inference or training.")] = "inference",
     report: ReportFile = None,
@@ -119,7 +124,13 @@ def calibrate(
     bandwidth, L2, the launch. It says how sure they are and what cannot be told apart.
 
     With --suggest, the kernels are chosen whose measurement narrows the forecast of each --model most.
+
+    With --engine, an engine's own time is fitted to loads of a server: rows of input_tokens, output_tokens, users,
+    ttft_s, tpot_s and, where it has several GPUs, tensor_parallel. `serve --engine` takes the file of --output.
     """
+    if engine is not None:
+        _engine(gpu, checkpoint, engine, measurements, model or (), output)
+        return
     idle: dict[str, Any] = {} if identify else {"--figures": figures, "--report": report, "--json": as_json}
     idle |= {"--model": model} if suggest is None else {"--measurements": measurements, "--identify": identify}
     if any(idle.values()):
@@ -167,6 +178,33 @@ def _identify(
     for note in data.notes:
         remark(f"note: {note}")
     answer(answered, as_json, report, checkpoint=checkpoint)
+
+
+def _engine(
+    gpu: str,
+    checkpoint: str,
+    engine: str,
+    loads: Sequence[Path] | None,
+    models: Sequence[str],
+    output: Path | None,
+) -> None:
+    from neusight_jax.hardware.files import load_named_gpu
+    from neusight_jax.model.checkpoint import load_predictor
+    from neusight_jax.serving.calibration import calibrate_engine, read_loads, write_engine
+    from neusight_jax.serving.times import engine_name
+
+    if not loads or len(models) != 1 or output is None:
+        raise InputError("--engine needs --measurements LOADS.csv, one --model and --output FILE.json")
+    if output.suffix != ".json":
+        raise InputError(f"--output is {output}, expected a file that ends in .json")
+    name, machine = load_named_gpu(gpu)
+    # Engines run decoders in formats that fp32's checkpoint has no kernels of.
+    predictor = load_predictor("tensorcore" if checkpoint == "fp32" else checkpoint)
+    measured = [load for path in loads for load in read_loads(path)]
+    with busy("calibrating"):
+        fitted = calibrate_engine(predictor, machine, models[0], measured, engine=engine, gpu_name=name)
+    write_engine(output, fitted, engine_name(engine))
+    typer.echo(f"{fitted}\n{output}: {engine}, calibrated with {len(measured)} loads; serve --engine {output}")
 
 
 def _suggest(

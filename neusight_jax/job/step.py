@@ -45,7 +45,7 @@ from neusight_jax.model.streams import CLASSES, classes_of, factors, launch_seco
 # Calibration of a cluster's software: a few measured steps, used for other layouts and models there.
 
 ROUNDS = 4
-"""Linearisations: seconds are nearly linear in the logarithms of the software's numbers."""
+"""Linearisations: seconds are nearly linear in the logarithms of what is fitted."""
 
 
 def calibrate_steps(
@@ -75,15 +75,35 @@ def calibrate_steps(
             raise InputError(f"a measured step of {job.plan.model} is {seconds!r} s, expected a positive number")
     first = np.array([float(np.asarray(getattr(pairs[0][0].software, name))) for name in NAMES])
     owns = [seconds_of_job(predictor, machine, job, run=once) for job, _ in pairs]
-    measured = np.log([seconds for _, seconds in pairs])
-    widths, at = np.array([WIDTHS[name] for name in NAMES]), np.zeros(len(NAMES))
+
+    def steps_at(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values = [_log_seconds(logs, first, own, job) for own, (job, _) in zip(owns, pairs, strict=True)]
+        return np.array([value for value, _ in values]), np.stack([slope for _, slope in values])
+
+    widths = np.array([WIDTHS[name] for name in NAMES])
+    moved = most_probable(steps_at, np.log([seconds for _, seconds in pairs]), widths, noise)
+    return Software(**dict(zip(NAMES, (first * np.exp(moved)).tolist(), strict=True)))
+
+
+def most_probable(
+    forecast: Callable[[np.ndarray], tuple[Any, Any]], measured: np.ndarray, widths: np.ndarray, noise: float
+) -> np.ndarray:
+    """How far numbers move from where they start, the most probable ones where all is normal in logarithms.
+
+    Args:
+      forecast: logarithms of what was measured, by those of the numbers over their start, and the slopes
+        [measured, number].
+      measured: logarithms of the measurements.
+      widths: of the priors of the numbers.
+      noise: spread of measurements around forecasts with the right numbers.
+    """
+    at = np.zeros(len(widths))
     for _ in range(ROUNDS):
-        found = [_log_seconds(at, first, own, job) for own, (job, _) in zip(owns, pairs, strict=True)]
-        values, slopes = np.array([value for value, _ in found]), np.stack([slope for _, slope in found])
+        values, slopes = (np.asarray(part, np.float64) for part in forecast(at))
         spread = slopes * widths**2
         left = measured - values + slopes @ at
-        at = spread.T @ np.linalg.solve(spread @ slopes.T + noise**2 * np.eye(len(pairs)), left)
-    return Software(**dict(zip(NAMES, (first * np.exp(at)).tolist(), strict=True)))
+        at = spread.T @ np.linalg.solve(spread @ slopes.T + noise**2 * np.eye(len(measured)), left)
+    return at
 
 
 def _log_seconds(at: np.ndarray, first: np.ndarray, own: Seconds, job: Job) -> tuple[float, np.ndarray]:

@@ -32,7 +32,9 @@ from neusight_jax.serving.simulators import Run, Trace, installed, read_trace, r
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, first_interval, steady
 from neusight_jax.serving.steps import Model, Steps, load_model
 from neusight_jax.serving.times import (
+    ENGINES,
     LEARNED,
+    MEASURED,
     Engine,
     Options,
     Times,
@@ -188,7 +190,7 @@ def serve(
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
     request |= {"limits": dict(limits)} if limits else {}
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
-    caveats = served.notes(choices, engine_runs)
+    caveats = [*served.notes(choices, engine_runs), *_version_notes(engine)]
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
 
@@ -201,6 +203,16 @@ def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> Se
     tokens, joules = choice.gpus * choice.tokens_per_s_gpu, choice.power_w or 0.0
     cost = run.cost(seconds=1.0, gpus=choice.gpus, tokens=tokens, energy_j=joules, price_per_hour=price)
     return replace(choice, run=cost)
+
+
+def _version_notes(engine: Engine | str) -> list[str]:
+    """Which versions of an engine its numbers are of, where its name was given or assumed."""
+    name = next((name for name, numbers in ENGINES.items() if engine is numbers), engine)
+    if not isinstance(name, str) or name not in MEASURED:
+        return []
+    return [
+        f"{name}'s own time is that of {MEASURED[name]} on H100 and H200; `calibrate --engine` fits a server of yours"
+    ]
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
+from pydantic import BaseModel, Field, ValidationError
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
@@ -40,6 +42,9 @@ from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.records import Record
 from neusight_jax.serving.steps import Axes, Steps
+from neusight_jax.tables import read_content
+
+_Positive: TypeAlias = Annotated[float | None, Field(gt=0, lt=1e4)]
 
 # Engine: what an inference engine decides beside the kernels, its options and its own time, as numbers.
 
@@ -84,13 +89,49 @@ users who do not know of each other."""
 LEARNED = ENGINES["vllm"]
 
 
+MEASURED: dict[str, str] = {"vllm": "0.12 to 0.18", "trtllm": "1.0.0rc3 to 1.1.0rc2", "sglang": "0.5.1 to 0.5.9"}
+"""Versions of the engines that the numbers were fitted on."""
+
+
+class EngineFile(BaseModel, extra="forbid", title="Engine file"):
+    """Numbers of an engine, as `neusight-jax calibrate --engine` writes them; those left out are the engine's."""
+
+    engine: Literal["vllm", "trtllm", "sglang"] = Field("vllm", description="whose numbers the others are")
+    step_s: _Positive = Field(None, description="host time of a step that the GPU waits for, seconds")
+    sequence_s: _Positive = Field(None, description="likewise of each running request, seconds")
+    request_s: _Positive = Field(None, description="of a request before its first step, seconds")
+    first_steps: _Positive = Field(None, description="decode steps between a request and its first token")
+    kernels: _Positive = Field(None, description="seconds of a step's kernels over their sum")
+    experts: _Positive = Field(None, description="products of experts beside prompts, over those of an even spread")
+
+
+def _engine_file(path: str) -> EngineFile:
+    if Path(path).suffix not in (".json", ".yaml", ".yml"):
+        raise unknown_name("engine", path, ENGINES, "or a file that `calibrate --engine` wrote")
+    try:
+        return EngineFile.model_validate(read_content(Path(path), "an engine file, such as {step_s: 0.001}"))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name, known = ".".join(map(str, first["loc"])) or "the file", ", ".join(EngineFile.model_fields)
+        raise InputError(f"{path}: {name} is {first['input']!r}, {first['msg'].lower()}; known: {known}") from None
+
+
+def engine_name(engine: str) -> str:
+    """The name of an engine, of a file the one whose numbers it changes."""
+    return engine if engine in ENGINES else _engine_file(engine).engine
+
+
 def engine_of(engine: Engine | str) -> Engine:
-    """Numbers of an engine, or those of one of `ENGINES` by its name; `InputError` listing them for an unknown one."""
+    """Numbers of an engine, of one of `ENGINES` by its name, or of an `EngineFile` (JSON or YAML).
+
+    Raises: `InputError` for an unknown name, or what is no such file.
+    """
     if isinstance(engine, Engine):
         return engine
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
-    return ENGINES[engine]
+    if engine in ENGINES:
+        return ENGINES[engine]
+    file = _engine_file(engine)
+    return ENGINES[file.engine].replace(**file.model_dump(exclude={"engine"}, exclude_none=True))
 
 
 WIDTHS: dict[str, float] = {constant.name: constant.metadata["width"] for constant in dataclasses.fields(Engine)}
