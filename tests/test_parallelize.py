@@ -155,3 +155,39 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     bad = ["parallelize", str(file), "--gpu", "H100", "--gpus", "7", "--global-batch-size", "2"]
     assert run([*bad, "--sequence-length", "64", "--recompute", "some"]) == 2
     assert "recompute is 'some'" in capsys.readouterr().err
+
+
+BERT = {"model_type": "bert", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+BERT |= {"intermediate_size": 1024, "vocab_size": 1024, "max_position_embeddings": 128, "type_vocab_size": 2}
+
+
+def test_replicas_of_what_is_not_split_are_those_of_single_jobs() -> None:
+    sizes: dict[str, Any] = {"global_batch_size": 64, "sequence_length": None}
+    choices = search(BERT, top=200, space=Space(), **sizes).machines[0].choices
+    tried = [layout_of(dict(item.step.workload["layout"])) for item in choices]
+    assert {(layout.micro_batch_size, layout.zero) for layout in tried} == {
+        *((size, level) for size in (1, 2, 4) for level in (0, 1, 3)),
+        *((8, level) for level in (0, 1, 2, 3)),
+    }
+    for item, layout in zip(choices, tried, strict=True):
+        own = job_from_config(BERT, layout, **sizes)
+        assert item.step.total_s == predict(PREDICTOR, cluster(8, 4), own).total_s
+    assert [item.step.total_s for item in choices] == sorted(item.step.total_s for item in choices)
+
+
+def test_replicas_that_do_not_fit_are_counted() -> None:
+    small = cluster(8, 4)
+    least, most = (
+        job_from_config(BERT, Parallelism(data=8, zero=level, micro_batch_size=size), global_batch_size=64)
+        for size, level in ((1, 3), (8, 0))
+    )
+    room = 0.5 * (least.plan.memory.total + most.plan.memory.total)
+    machine = parallelize(
+        PREDICTOR, small.replace(gpu=small.gpu.replace(mem_bytes=room)), BERT, global_batch_size=64, top=200
+    ).machines[0]
+    assert machine.too_large > 0
+    assert len(machine.choices) == machine.tried - machine.too_large > 0
+    with pytest.raises(InputError, match="no layout divides"):
+        parallelize(PREDICTOR, small, BERT, global_batch_size=12)
+    with pytest.raises(InputError, match="sequence_length is None"):
+        parallelize(PREDICTOR, small, MODEL, global_batch_size=16)

@@ -40,7 +40,7 @@ def parallelize(
     model: Model,
     gpu: Annotated[list[str], option(_GPU, metavar="GPU")],
     global_batch_size: Annotated[int, option("Sequences of a step.")],
-    sequence_length: Annotated[int, option("Tokens of a sequence.")],
+    sequence_length: Annotated[int | None, option("Tokens of a sequence.", default="needed by decoders")] = None,
     gpus: Annotated[list[int] | None, option("How many GPUs.", metavar="N", default="as cluster files say")] = None,
     dtype: Annotated[str | None, option("Of matrix products.", default="the model's own")] = None,
     recompute: Annotated[list[str] | None, option(RECOMPUTE_CHOICES, default="none and full")] = None,
@@ -72,7 +72,7 @@ def parallelize(
     from neusight_jax.job.parallelism import Space
     from neusight_jax.layouts.answers import parallelize as ranked
 
-    require_config(model, "jobs are of decoders")
+    require_config(model, "jobs are of models")
     run = whole.run()
     price_list = read_prices(prices) if prices is not None else None
     jobs = jobs_on(model, _clusters(gpu, gpus or []), limits, dtype, checkpoint)

@@ -149,7 +149,7 @@ def job_from_config(
     layout: Parallelism,
     *,
     global_batch_size: int,
-    sequence_length: int,
+    sequence_length: int | None = None,
     mode: str = "training",
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
@@ -162,7 +162,8 @@ def job_from_config(
 
     Args:
       config: a catalog name, the path of a config.json, or a mapping with Hugging Face keys.
-      layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each.
+      layout: how it is split; global_batch_size: sequences of a step; sequence_length: tokens of each, None = as
+        many as a model whose layers are not split has places for.
       dtype: of matrix products; optimizer: of `graph.optimizers.OPTIMIZERS`, None = no step of it.
       gradient_dtype: in which gradients are accumulated and sent.
       software: numbers of the framework; None = those learned from measured steps.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +15,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.forecast import COLUMNS, Forecast
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import reading_notes
-from neusight_jax.graph.configs.config import whole
+from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.graph.optimizers import state_notes
@@ -26,7 +27,7 @@ from neusight_jax.job.flop import step_flop
 from neusight_jax.job.job import Job, check_options, job_from_config
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
 from neusight_jax.job.recipe import Facts, recipe_of
-from neusight_jax.job.stages import check_lora, job_config
+from neusight_jax.job.stages import check_lora, is_split, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
 from neusight_jax.layouts.pieces import Ask, Pieces
@@ -63,6 +64,9 @@ NEAR_SHARE = 0.1
 """A layout that needs up to this share more than a GPU has is a near miss: about what the estimate errs by at most."""
 NEAR_SHOWN = 3
 """Most near misses of a machine that are forecast."""
+
+_Job: TypeAlias = Callable[[Parallelism], Job]
+"""The job of a layout."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ def parallelize(
     model: str | Path | Mapping[str, Any],
     *,
     global_batch_size: int,
-    sequence_length: int,
+    sequence_length: int | None = None,
     dtype: str = "bf16",
     optimizer: str | None = "adamw",
     gradient_dtype: str = "fp32",
@@ -232,11 +236,12 @@ def parallelize(
     """The layouts of a training job that fit, fastest first.
 
     All layouts of `space` that divide the model, the batch and the GPUs are tried. Those whose fullest rank exceeds the
-    memory are dropped and counted; the rest is forecast together, and so are those that nearly fit.
+    memory are dropped and counted; the rest is forecast together, and so are those that nearly fit. A model
+    whose layers are not split, such as BERT, has replicas: micro-batches and what ZeRO shards are tried.
 
     Args:
       predictor, cluster: what forecasts and on which GPUs; several as mappings with the same names.
-      model, dtype to lora, facts: as `nj.job_from_config`.
+      model, sequence_length to lora, facts: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
       run: also what a whole run of such steps takes and costs.
       top: layouts of every machine that are returned; notes: for the report;
@@ -246,13 +251,30 @@ def parallelize(
     priced = prices_of(prices)
     check_options(optimizer)
     recipe = recipe_of(**facts)
-    config, sequence = job_config(model), whole("sequence_length", sequence_length)
-    batch = whole("global_batch_size", global_batch_size)
-    split = read_decoder(config, sequence)
-    check_lora(config, split, lora)
-    ask = Ask(config, split, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora)
+    batch, tried, shown = whole("global_batch_size", global_batch_size), space or Space(), whole("top", top)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
-    search = _Search(ask, space or Space(), whole("top", top), software or usual_software(optimizer), console, model)
+    job: _Job = functools.partial(
+        job_from_config,
+        model,
+        global_batch_size=batch,
+        sequence_length=sequence_length,
+        dtype=dtype,
+        optimizer=optimizer,
+        gradient_dtype=gradient_dtype,
+        software=software,
+        lora=lora,
+        **facts,
+    )
+    search: _Search | _Replicas
+    if is_split(model):
+        config, sequence = job_config(model), whole("sequence_length", sequence_length)
+        split = read_decoder(config, sequence)
+        check_lora(config, split, lora)
+        ask = Ask(config, split, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora)
+        search = _Search(ask, tried, shown, software or usual_software(optimizer), console, job)
+    else:
+        config, sequence = read_config(model), sequence_length or 0
+        search = _Replicas(job, batch, tried, shown, console)
     machines = []
     for name, target in clusters.items():
         if dtype not in target.gpu.paths and any(dtype in other.gpu.paths for other in clusters.values()):
@@ -272,7 +294,8 @@ def parallelize(
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
     workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **asdict(recipe)}
     workload |= {} if lora is None else {"lora": lora.values()}
-    told = (*config.notes, *reading_notes(config), *state_notes(dtype, gradient_dtype, optimizer))
+    read = (*config.notes, *reading_notes(config)) if isinstance(search, _Search) else search.notes
+    told = (*read, *state_notes(dtype, gradient_dtype, optimizer))
     return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
 
 
@@ -325,10 +348,10 @@ class _Search:
         top: int,
         software: Software,
         console: Console | None,
-        model: str | Path | Mapping[str, Any],
+        job: _Job,
     ) -> None:
         self.space, self.top, self.software, self.console = space, top, software, console
-        self.model = model
+        self.job = job
         self.pieces = Pieces(ask)
         self._layouts: dict[int, tuple[list[Parallelism], list[Footprint]]] = {}
         self._jobs: dict[str, Job] = {}
@@ -352,29 +375,12 @@ class _Search:
           price: of one GPU for an hour, None = none is known.
         """
         layouts, memory = self.layouts(cluster.count)
-        room = float(np.asarray(cluster.gpu.mem_bytes))
-        kept = [at for at, footprint in enumerate(memory) if footprint.total <= room]
-        dropped = len(layouts) - len(kept)
-        least = min((footprint.total for footprint in memory), default=room)
-        near = [at for at, item in enumerate(memory) if room < item.total <= (1.0 + NEAR_SHARE) * room]
 
         def fastest(places: list[int]) -> list[Forecast]:
-            if not places:
-                return []
             of = [layouts[at] for at in places], [memory[at] for at in places]
             return self._steps(assemble(self.pieces, cluster.topology.gpus_per_domain, *of), predictor, cluster, name)
 
-        return Machine(
-            name,
-            cluster.count,
-            choices=_choices(fastest(kept), self.top, price),
-            tried=len(layouts),
-            too_large=dropped,
-            short_bytes=max(least - room, 0.0),
-            near=len(near),
-            near_misses=tuple(fastest(near)[: min(self.top, NEAR_SHOWN)]),
-            price_per_hour=price,
-        )
+        return _ranked(name, cluster, [item.total for item in memory], fastest, self.top, price)
 
     def _steps(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, name: str) -> list[Forecast]:
         """Forecasts of the fastest layouts, one more than are asked for."""
@@ -407,25 +413,9 @@ class _Search:
         times, _ = timed_under_limits(assembly, predictor, cluster, self.software)
         steps = []
         for at in best_of(assembly, times, self.top + 1):
-            job = self._job(assembly.layouts[at])
+            job = self.job(assembly.layouts[at])
             steps.append(replace(predict(predictor, cluster, job, gpu_name=name), columns={}))
         return sorted(steps, key=lambda step: step.total_s)
-
-    def _job(self, layout: Parallelism) -> Job:
-        """The job of a layout."""
-        ask = self.pieces.ask
-        return job_from_config(
-            self.model,
-            layout,
-            global_batch_size=ask.global_batch_size,
-            sequence_length=ask.sequence_length,
-            dtype=ask.dtype,
-            optimizer=ask.optimizer,
-            gradient_dtype=ask.gradient_dtype,
-            **asdict(ask.recipe),
-            software=self.software,
-            lora=ask.lora,
-        )
 
     def _alone(self, layout: Parallelism) -> Job:
         """The job on one GPU: layouts split its FLOP, and change nothing of them but what is run again."""
@@ -433,7 +423,7 @@ class _Search:
         if colon:
             recompute += f":{sum(min(int(most), count) for count in layout.layers_of(self.pieces.ask.model.depth))}"
         if recompute not in self._jobs:
-            self._jobs[recompute] = self._job(Parallelism(recompute=recompute))
+            self._jobs[recompute] = self.job(Parallelism(recompute=recompute))
         return self._jobs[recompute]
 
     def _ends(self, assembly: Assembly, predictor: Predictor, cluster: Cluster, chosen: np.ndarray) -> np.ndarray:
@@ -448,6 +438,71 @@ def _with_energy(law: PowerLaw, step: Forecast, gpu: GPU, joules: Float[np.ndarr
     one = {**dict.fromkeys((*COLUMNS, "seconds"), np.zeros(1)), "count": np.ones(1)}
     one |= dict(zip(JOULES, joules[:, None], strict=True))
     return replace(with_energy(law, replace(step, columns=one), gpu, None), columns={})
+
+
+class _Replicas:
+    """One job of a model whose layers are not split: few layouts, each forecast by itself."""
+
+    def __init__(self, job: _Job, batch: int, space: Space, top: int, console: Console | None) -> None:
+        self.job, self.batch, self.space, self.top, self.console = job, batch, space, top, console
+        self.notes: tuple[str, ...] = ()
+
+    def layouts(self, gpus: int) -> list[Parallelism]:
+        """Micro-batches that divide the batch, and what ZeRO shards; ZeRO-2 goes with one micro-batch."""
+        if not self.space.splits(data=gpus):
+            return []
+        sizes = [size for size in self.space.micro_batch_sizes if self.batch % (gpus * size) == 0]
+        return [
+            Parallelism(data=gpus, micro_batch_size=size, zero=level)
+            for size in sizes
+            for level in (self.space.zero if gpus > 1 else (0,))
+            if level != 2 or gpus * size == self.batch
+        ]
+
+    def machine(self, name: str, cluster: Cluster, predictor: Predictor, price: float | None) -> Machine:
+        """The best layouts on one machine; see `_Search.machine`."""
+        jobs = [self.job(layout) for layout in follow(self.layouts(cluster.count), f"layouts of {name}", self.console)]
+        self.notes = tuple(dict.fromkeys(note for job in jobs for note in job.plan.notes))
+
+        def fastest(places: list[int]) -> list[Forecast]:
+            steps = (predict(predictor, cluster, jobs[at], gpu_name=name) for at in places)
+            return sorted((replace(step, columns={}) for step in steps), key=lambda step: step.total_s)
+
+        return _ranked(name, cluster, [job.plan.memory.total for job in jobs], fastest, self.top, price)
+
+
+def _ranked(
+    name: str,
+    cluster: Cluster,
+    memory: Sequence[float],
+    fastest: Callable[[list[int]], list[Forecast]],
+    top: int,
+    price: float | None,
+) -> Machine:
+    """The best layouts on one machine.
+
+    Args:
+      name: of the cluster.
+      cluster: its figures and count.
+      memory: bytes of the fullest rank of every layout.
+      fastest: forecasts of some of them by their places, fastest first.
+      top: most layouts.
+      price: of one GPU for an hour, None = none is known.
+    """
+    room = float(np.asarray(cluster.gpu.mem_bytes))
+    kept = [at for at, total in enumerate(memory) if total <= room]
+    near = [at for at, total in enumerate(memory) if room < total <= (1.0 + NEAR_SHARE) * room]
+    return Machine(
+        name,
+        cluster.count,
+        choices=_choices(fastest(kept) if kept else [], top, price),
+        tried=len(memory),
+        too_large=len(memory) - len(kept),
+        short_bytes=max(min(memory, default=room) - room, 0.0),
+        near=len(near),
+        near_misses=tuple(fastest(near)[: min(top, NEAR_SHOWN)] if near else ()),
+        price_per_hour=price,
+    )
 
 
 def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[Choice, ...]:
