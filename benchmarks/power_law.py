@@ -23,6 +23,7 @@ import neusight_jax as nj
 from neusight_jax.datasets.aiconfigurator import RULES
 from neusight_jax.datasets.measurements import read_measurements
 from neusight_jax.graph.configs.config import load_model_config
+from neusight_jax.graph.graph import Graph
 from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.power import FLOP_A_LANE, PICOJOULE, PowerLaw, at_clock
 from neusight_jax.training.power import (
@@ -178,21 +179,27 @@ def served(folder: Path) -> Measured:
     return Measured(columns[0].T, *columns[1:], gpu)
 
 
-CAPPED: dict[str, tuple[str, str]] = {
-    "3090-a3b-decode:data": ("qwen3-30b-a3b", "decode"),
-    "3090-a3b-prefill:data": ("qwen3-30b-a3b", "prefill"),
-    "3090-prefill:data": ("qwen3-32b", "prefill"),
-    "3090-qwen36:data": ("qwen3-32b", "decode"),
+CAPPED: dict[str, tuple[str, str, str]] = {
+    "3090-a3b-decode:data": ("qwen3-30b-a3b", "decode", "Q4_K_M"),
+    "3090-a3b-prefill:data": ("qwen3-30b-a3b", "prefill", "Q4_K_M"),
+    "3090-prefill:data": ("qwen3-32b", "prefill", "Q3_K_M"),
+    "3090-qwen36:data": ("qwen3-32b", "decode", "Q3_K_M"),
 }
-"""Series of the RTX 3090, and a model of about their size with weights of four bits; the source's own are not here."""
+"""Series of the RTX 3090 in llama.cpp, and a model of about their size; the source's own are not here."""
+
+
+def capped_graph(series: str) -> Graph:
+    """A step of a series."""
+    model, mode, weights = CAPPED[series]
+    return nj.graph_from_config(model, 1, 2048, mode, "fp16", weight_dtype=weights, engine="llama.cpp")
 
 
 def clocked(folder: Path) -> Measured:
     """The RTX 3090 at the clocks that it settled at under its caps."""
     frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
     predictor, parts = nj.load_predictor("tensorcore"), []
-    for series, (model, mode) in CAPPED.items():
-        graph = nj.graph_from_config(model, 1, 2048, mode, "bf16", weight_dtype="int4")
+    for series in CAPPED:
+        graph = capped_graph(series)
         for row in frame[frame.series == series].itertuples():
             share = row.sm_clock_mhz * 1e6 / float(gpu.clock_hz)
             joules, seconds = of_step(predictor, at_clock(gpu, share), graph)
@@ -210,8 +217,8 @@ def capped(folder: Path, law: PowerLaw) -> pd.DataFrame:
     frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
     predictor = dataclasses.replace(nj.load_predictor("tensorcore"), power=law)  # type: ignore[type-var]
     parts = []
-    for series, (model, mode) in CAPPED.items():
-        graph = nj.graph_from_config(model, 1, 2048, mode, "bf16", weight_dtype="int4")
+    for series in CAPPED:
+        graph = capped_graph(series)
         rows = frame[frame.series == series].sort_values("cap_w")
         steps = [nj.predict(predictor, gpu.replace(power_limit_w=float(cap)), graph) for cap in rows.cap_w]
         parts.append(

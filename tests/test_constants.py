@@ -152,12 +152,31 @@ def test_how_far_a_network_may_move_each_time() -> None:
     }
     assert {name: head.bounds(FAMILIES["conv"]) for name, head in heads_of(FAMILIES["conv"]).items()} == bounds
     beside = {name: head.bounds(FAMILIES["gemm"]) for name, head in HEADS.items()}
-    assert beside == {**bounds, "overhead": (-4.0, 3.0)}
+    assert beside == {**bounds, "onchip": (-2.0, math.log(2.0)), "overhead": (-4.0, 3.0)}
+    attention = {name: head.bounds(FAMILIES["prefill"]) for name, head in HEADS.items()}
+    assert attention == {**bounds, "overhead": (-4.0, 3.0)}
     products = {name: head.bounds(FAMILIES["linear"]) for name, head in heads_of(FAMILIES["linear"]).items()}
     assert products == {
         **{name: bounds[name] for name in ("dram", "power")},
         **{"compute": (0.0, 0.5), "overhead": (-3.0, 1.5)},
     }
+
+
+def test_products_in_four_bits_write_sixteen_and_pack_their_activations() -> None:
+    """1000 x 500 x 2000: weights in half a byte, activations read in two bytes and in half a one, results in two."""
+    work = works("gemm_fp4", "fp4", batch=1.0, m=1000.0, n=500.0, k=2000.0)
+    assert float(work.bytes_moved[0]) == 1000 * 2000 * 2.5 + 500 * 2000 * 0.5 + 1000 * 500 * 2
+
+
+def test_operands_of_wide_units_come_in_while_they_are_multiplied() -> None:
+    """A tile of 128 x 256 reads 384 bytes of fp8 for 65,536 FLOP: 6 clocks of 64 B. Units of 8,192 FLOP a clock take 8,
+    and wait for nothing; units of 16,384 take 4, and libraries take larger tiles, so that operands take no longer."""
+    sizes = {"batch": 1.0, "m": 128 * 100.0, "n": 256 * 100.0, "k": 4096.0}
+    for width, clocks in ((8192.0, 6.0), (16384.0, 4.0)):
+        gpu = MACHINE.replace(fp8_flop_per_s=width * 100 * 1e9)
+        onchip = np.asarray(times("gemm_fp8", gpu, "fp8", **sizes)[1]["onchip"])[0, 1:]
+        ideal = 128 * 256 * 2 * 4096.0 / width * 1e-9 * 100
+        assert onchip.min() == pytest.approx(ideal * min(clocks / (65536.0 / width), 1.0), rel=0.05)
 
 
 def test_rows_that_are_read_again() -> None:

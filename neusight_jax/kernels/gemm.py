@@ -243,7 +243,7 @@ def _packed_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     """Work where results are in sixteen bits, and activations are until a pass before the product packs them, which
     reads them so; what it writes the product finds in L2 at best."""
     work, (tile_m, tile_n) = tensor_work(dims, element_bytes), tile_sizes(dims, TENSOR_TILES)
-    wider = WIDE_BYTES - element_bytes
+    wider = jnp.maximum(WIDE_BYTES - element_bytes, 0.0)
     return replace(
         work,
         bytes_moved=work.bytes_moved + dims["batch"] * dims["m"] * (wider * dims["n"] + WIDE_BYTES * dims["k"]),

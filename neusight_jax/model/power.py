@@ -290,20 +290,20 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2636,
-    product_pj=4.87,
-    attention_pj=7.65,
-    decode_pj=1.603,
-    stream_pj=6.21,
-    flop16_pj=0.2716,
-    flop8_pj=0.2451,
-    flop4_pj=0.04708,
-    flop32_pj=2.134,
-    dram_pj=42.08,
-    node_exponent=0.7058,
-    flat=0.7011,
-    slope=0.7401,
-    gap_us=28.64,
+    static_share=0.2645,
+    product_pj=4.572,
+    attention_pj=7.375,
+    decode_pj=1.478,
+    stream_pj=5.813,
+    flop16_pj=0.2811,
+    flop8_pj=0.2169,
+    flop4_pj=0.04694,
+    flop32_pj=2.33,
+    dram_pj=44.78,
+    node_exponent=0.6936,
+    flat=0.7111,
+    slope=0.7975,
+    gap_us=27.94,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
