@@ -160,7 +160,12 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--process-id": ("1",), "--max-gpus": ("1",), "--users": ("8",), "--request-rate": ("3",)},
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},
     **{"--chunk-tokens": ("64",), "--max-batch": ("2",), "--memory-share": ("0.5",), "--prefix-share": ("0.5",)},
-    **{"--draft-tokens": ("2",), "--draft-acceptance": ("0.5",), "--draft-share": ("0.5",), "--poll-steps": ("8",)},
+    **{
+        "--draft-tokens": ("2", "best"),
+        "--draft-acceptance": ("0.5",),
+        "--draft-share": ("0.5",),
+        "--poll-steps": ("8",),
+    },
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
     **{"--framework": ("torchtitan",), "--experts": ("grouped",), "--cuda-graphs": ("",)},

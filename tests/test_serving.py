@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -25,7 +26,7 @@ from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.layouts import capacity
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
-from neusight_jax.serving.times import Engine, Options, Times, times, usual_options
+from neusight_jax.serving.times import Engine, Options, Times, best_drafts, times, usual_options
 
 PREDICTOR = RooflinePredictor()
 FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, first_steps=0.0, kernels=1.0, experts=1.0, wave=0.0)
@@ -116,6 +117,33 @@ def test_prefix_cache_and_guesses_help(own: Times) -> None:
     assert float(of(draft_tokens=3, draft_acceptance=0.9).tpot_s) < float(plain.tpot_s)
     assert float(of(draft_tokens=3, draft_acceptance=0.0).tpot_s) > float(plain.tpot_s)
     assert Options(draft_tokens=2, draft_acceptance=0.5).tokens_per_step == 1.75
+
+
+def test_the_best_number_of_guesses(own: Times) -> None:
+    """The argmax of tokens a second over the steps themselves: fewer that cost more, none without luck."""
+    options, batches, contexts = Options(draft_acceptance=0.7), [1, 8, 32], [256.0, 640.0]
+    best = best_drafts(own, options, batches, contexts)
+    for (row, batch), (column, context) in itertools.product(enumerate(batches), enumerate(contexts)):
+        ways = [dataclasses.replace(options, draft_tokens=count) for count in range(6)]
+        speeds = [
+            way.tokens_per_step / (way.drafting * float(own.step_s(batch, context, guesses=way.draft_tokens)))
+            for way in ways
+        ]
+        assert best[row, column] == int(np.argmax(speeds))
+    assert np.all(best_drafts(own, Options(draft_acceptance=0.7, draft_share=0.5), batches, contexts) < best)
+    assert not best_drafts(own, Options(draft_acceptance=0.0), batches, contexts).any()
+
+
+def test_serving_finds_the_best_number_of_guesses() -> None:
+    given: dict[str, Any] = {"machines": ["H100"], "tensor_parallel": [1], "users": 200, "tpot_s": 0.02}
+    costs = {
+        count: asked(options={"draft_tokens": count, "draft_acceptance": 0.8}, **given).choices[0]
+        for count in ("best", 0, 3)
+    }
+    best, *fixed = ((choice.gpus, choice.tpot_s["p95"]) for choice in costs.values())
+    assert all(best <= each for each in fixed)
+    assert "tokens ahead; fastest by running requests: " in costs["best"].notes[-1]
+    assert not any("tokens ahead" in note for note in costs[3].notes)
 
 
 def test_slopes_reach_the_machine(written: Steps) -> None:

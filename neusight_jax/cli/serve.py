@@ -23,6 +23,7 @@ from neusight_jax.errors import InputError
 
 _USERS = "Requests at once: each user sends the next when one is answered."
 _WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and a YAML file; several at will."
+_DRAFT = "Tokens guessed ahead of each step (speculative decoding, MTP), or best: as many as serve the load best."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -60,7 +61,7 @@ class EngineOptions:
     max_batch: Annotated[int | None, option("Most running requests.", default="vLLM's, 1024 or 256")] = None
     memory_share: Annotated[float, option("Of the device memory that the engine takes.")] = 0.9
     prefix_share: Annotated[float, option("Of input tokens that the prefix cache holds.")] = 0.0
-    draft_tokens: Annotated[int, option("Tokens guessed ahead of each step (speculative decoding).")] = 0
+    draft_tokens: Annotated[str, option(_DRAFT)] = "0"
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
     poll_steps: Annotated[int, option("Decode steps from one look for new requests to the next.")] = 1
@@ -98,7 +99,7 @@ def serve(
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
-    run, files = whole.run(), _files(write or (), setup.engine)
+    run, files, drafts = whole.run(), _files(write or (), setup.engine), {"draft_tokens": _drafts(setup.draft_tokens)}
     with busy("forecasting"):
         serving = serve_load(
             load_predictor(checkpoint),
@@ -118,7 +119,7 @@ def serve(
             max_gpus=max_gpus,
             max_kw=kw,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
-            options={field.name: getattr(setup, field.name) for field in fields(Options)},
+            options={field.name: getattr(setup, field.name) for field in fields(Options)} | drafts,
             tensor_parallel=setup.tensor_parallel,
             expert_parallel=setup.expert_parallel,
             disaggregated=setup.disaggregated,
@@ -144,6 +145,13 @@ def _files(words: Sequence[str], engine: str) -> dict[str, Path]:
         require_format(kind, engine)
         files[kind] = Path(file)
     return files
+
+
+def _drafts(text: str) -> int | str:
+    """Tokens guessed ahead, or the word for the best number of them."""
+    if text != "best" and not text.isdecimal():
+        raise InputError(f"--draft-tokens is {text!r}, expected a whole number from 0 to 64, or best")
+    return text if text == "best" else int(text)
 
 
 def _seconds(name: str, text: str | None) -> float | None:

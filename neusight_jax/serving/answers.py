@@ -36,6 +36,7 @@ from neusight_jax.serving.times import (
     Engine,
     Options,
     Times,
+    best_drafts,
     bounded_times,
     engine_of,
     stacked,
@@ -119,6 +120,9 @@ def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
     return vary(cluster, {figure: value * factor}, peaks_follow=False)
 
 
+BEST_DRAFT = "best"
+MOST_DRAFTED = 5
+"""Tokens that are guessed ahead at most where the best number is looked for: what the engine takes too."""
 EXPERTS = "tokens spread over experts at random; hot experts cost more: prompts by the engine's number, answers unknown"
 
 
@@ -165,7 +169,8 @@ def serve(
       prices: of an hour of one GPU; max_gpus: most of one type; max_kw: most kilowatts that all boards draw on average.
       run: also what so many output tokens take and cost, their prompts included.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
-      options: fields of `times.Options` that are not vLLM's defaults.
+      options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best", of each layout the
+        number up to `MOST_DRAFTED` with which the fewest GPUs do, and of these the fastest.
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
@@ -176,13 +181,22 @@ def serve(
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
     targets |= {"max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
+    changes = dict(options or {})
+    drafting = changes.get("draft_tokens") == BEST_DRAFT
+    changes |= {"draft_tokens": MOST_DRAFTED} if drafting else {}
     clusters, constants = named_machines(machines), engine_of(engine)
     clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
-    served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
+    served = _Served(clusters, _options(clusters, changes), load_model(config, **(dtypes or {})), load, requests)
     if engine_runs:
         require_engine(served.options.values())
     tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
+    tried = {place: drafted(replica, load) for place, replica in tried.items()} if drafting else tried
     choices = served.choices(tried, priced, disaggregated, engine_runs)
+    if drafting:
+        choices = [_with_draft(choice, tried, load.lengths.mean_context) for choice in choices]
+        best = {choice.gpu: (choice.gpu, choice.tensor, choice.expert) for choice in reversed(choices)}
+        found = {name: tried[place].options for name, place in best.items() if place in tried}
+        served = replace(served, options={**served.options, **found})
     if run:
         choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
@@ -191,6 +205,37 @@ def serve(
     caveats = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
+
+
+def drafted(replica: Replica, load: Load) -> Replica:
+    """A replica that guesses as many tokens ahead as serve a load best, from none to `MOST_DRAFTED`."""
+    ways = [replace(replica, options=replace(replica.options, draft_tokens=count)) for count in range(MOST_DRAFTED + 1)]
+    if replica.times is None:
+        return ways[0]
+
+    def cost(way: Replica) -> tuple[float, float]:
+        choice = answer(way, load, None)
+        return float(choice.gpus or math.inf), choice.tpot_s[f"p{load.percentile:g}"]
+
+    return min(ways, key=cost)
+
+
+def _with_draft(choice: ServingChoice, tried: Mapping[tuple[str, int, int], Replica], context: float) -> ServingChoice:
+    """A choice with how many tokens are guessed ahead, and would be of other numbers of running requests.
+
+    Args:
+      tried: replicas by GPU, tensor and expert ranks; context: mean length of their sequences.
+    """
+    replica = tried.get((choice.gpu, choice.tensor, choice.expert))
+    if replica is None or replica.times is None:
+        return choice
+    batches = [1 << place for place in range(int(max(replica.most, 1.0)).bit_length())]
+    best = best_drafts(replica.times[0], replica.options, batches, [context], MOST_DRAFTED)[:, 0]
+    # Runs of batches with one best number, by the last of each.
+    last = {int(count): batch for batch, count in zip(batches, best, strict=True)}
+    ranges = ", ".join(f"{count} up to {batch}" for count, batch in last.items())
+    note = f"guesses {replica.options.draft_tokens} tokens ahead; fastest by running requests: {ranges}"
+    return replace(choice, notes=(*choice.notes, note))
 
 
 def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> ServingChoice:
