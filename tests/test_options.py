@@ -161,6 +161,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     **{"--trace": ("load.jsonl",), "--ttft": ("5s",), "--tpot": ("5s",), "--disaggregated": ("",)},
     **{"--chunk-tokens": ("64",), "--max-batch": ("2",), "--memory-share": ("0.5",), "--prefix-share": ("0.5",)},
     **{
+        "--expert-skew": ("1.0",),
         "--draft-tokens": ("2", "best"),
         "--draft-acceptance": ("0.5",),
         "--draft-share": ("0.5",),

@@ -24,6 +24,7 @@ from neusight_jax.errors import InputError
 _USERS = "Requests at once: each user sends the next when one is answered."
 _WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and a YAML file; several at will."
 _DRAFT = "Tokens guessed ahead of each step (speculative decoding, MTP), or best: as many as serve the load best."
+_SKEW = "Exponent of Zipf's law of how popular experts are with tokens of answers; 0 = all alike."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -64,6 +65,7 @@ class EngineOptions:
     draft_tokens: Annotated[str, option(_DRAFT)] = "0"
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
+    expert_skew: Annotated[float, option(_SKEW)] = 0.0
     poll_steps: Annotated[int, option("Decode steps from one look for new requests to the next.")] = 1
     engine: Annotated[str, option("Whose own time is counted: vllm, trtllm or sglang.")] = "vllm"
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
@@ -125,6 +127,7 @@ def serve(
             disaggregated=setup.disaggregated,
             engine=setup.engine,
             limits=limit_figures(limits),
+            expert_skew=setup.expert_skew,
             notes=card_notes(load_card(checkpoint), checkpoint),
         )
     write_deployment(serving, files)

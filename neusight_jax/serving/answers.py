@@ -16,6 +16,7 @@ import numpy as np
 
 from neusight_jax import runs
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
@@ -123,6 +124,7 @@ def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
 BEST_DRAFT = "best"
 MOST_DRAFTED = 5
 """Tokens that are guessed ahead at most where the best number is looked for: what the engine takes too."""
+HOT_EXPERTS = "experts are as popular in answers as i^-{:g}, dealt to ranks in turn; prompts by the engine's number"
 EXPERTS = "tokens spread over experts at random; hot experts cost more: prompts by the engine's number, answers unknown"
 
 
@@ -151,6 +153,7 @@ def serve(
     disaggregated: bool = False,
     engine: Engine | str = LEARNED,
     limits: Mapping[str, float] | None = None,
+    expert_skew: float = 0.0,
     notes: Sequence[str] = (),
 ) -> Serving:
     """GPUs that serve a load within targets, how many of each, ranked by cost, or without prices by their number.
@@ -174,6 +177,8 @@ def serve(
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
+      expert_skew: exponent of Zipf's law of how popular experts are with tokens of answers, 0 = all alike; of experts
+        that stay whole, the rank with most work is forecast (`grouped_gemm.expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
@@ -186,7 +191,8 @@ def serve(
     changes |= {"draft_tokens": MOST_DRAFTED} if drafting else {}
     clusters, constants = named_machines(machines), engine_of(engine)
     clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
-    served = _Served(clusters, _options(clusters, changes), load_model(config, **(dtypes or {})), load, requests)
+    model = _model(config, dtypes or {}, expert_skew)
+    served = _Served(clusters, _options(clusters, changes), model, load, requests)
     if engine_runs:
         require_engine(served.options.values())
     tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
@@ -200,7 +206,7 @@ def serve(
     if run:
         choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
-    request |= {"limits": dict(limits)} if limits else {}
+    request |= ({"limits": dict(limits)} if limits else {}) | ({"expert_skew": expert_skew} if expert_skew else {})
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
     caveats = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
@@ -246,6 +252,16 @@ def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> Se
     tokens, joules = choice.gpus * choice.tokens_per_s_gpu, choice.power_w or 0.0
     cost = run.cost(seconds=1.0, gpus=choice.gpus, tokens=tokens, energy_j=joules, price_per_hour=price)
     return replace(choice, run=cost)
+
+
+def _model(config: str | Path | Mapping[str, Any], dtypes: Mapping[str, str | None], expert_skew: float) -> Model:
+    """The model with its experts as popular as stated. `InputError` for a skew without experts, or that cannot be."""
+    model = load_model(config, **dtypes)
+    if not (isinstance(expert_skew, int | float) and 0.0 <= expert_skew <= 5.0):
+        raise InputError(f"expert_skew is {expert_skew!r}, expected 0 (all alike) to 5")
+    if expert_skew and not any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers):
+        raise InputError(f"expert_skew is {expert_skew:g}, but {model.config.name} has no experts; leave it out")
+    return replace(model, expert_skew=float(expert_skew))
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
@@ -345,7 +361,9 @@ class _Served:
 
     def notes(self, choices: Sequence[ServingChoice], engine_runs: bool) -> list[str]:
         """Notes to read before trusting the choices."""
-        experts = [EXPERTS] if any(choice.expert > 1 for choice in choices) else []
+        skew = self.model.expert_skew
+        told = EXPERTS if not skew else HOT_EXPERTS.format(skew)
+        experts = [told] if skew or any(choice.expert > 1 for choice in choices) else []
         return [*([] if engine_runs else [CLOSED_FORM]), *experts, *self.model.notes]
 
 
