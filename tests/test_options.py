@@ -169,7 +169,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     },
     **{"--power-limit": ("150W",), "--clock": ("1GHz",), "--caps": ("400W",), "--clocks": ("1.5GHz",)},
     **{"--fleet-power": ("100kW",), "--most": ("3",), "--execution": ("eager",), "--attention": ("unfused",)},
-    **{"--framework": ("torchtitan",), "--experts": ("grouped",), "--cuda-graphs": ("",)},
+    **{"--framework": ("torchtitan",), "--experts": ("grouped",), "--cuda-graphs": ("",), "--gather-dtype": ("fp8",)},
     **{"--rollouts": ("4",), "--response-tokens": ("64",), "--kw": ("100",)},
     **{"--loss": ("hoffmann",), "--training-tokens": ("1e7",), "--served-tokens": ("1e10",)},
     **{"--training-gpus": ("4",)},

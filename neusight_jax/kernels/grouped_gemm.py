@@ -37,7 +37,7 @@ def expert_dims(
     hidden: ArrayLike,
     inner: ArrayLike,
     distribution: Distribution = "balanced",
-    skew: float = 0.0,
+    skew: ArrayLike = 0.0,
 ) -> dict[str, Any]:
     """Dims of an expert layer; sizes may be traced scalars, but not with a skew.
 
@@ -53,8 +53,10 @@ def expert_dims(
     local = xp.asarray(local_experts, float)
     rows = xp.asarray(tokens, float) * top_k * local / xp.maximum(experts, 1.0)
     active = xp.minimum(local, rows) if distribution == "balanced" else local * -xp.expm1(-rows / local)
-    if skew > 0.0:
-        rows, active = _skewed(float(tokens), float(experts), float(local), float(top_k), skew)
+    strength = float(np.asarray(skew))
+    if strength > 0.0:
+        sizes = [float(np.asarray(size)) for size in (tokens, experts, local, top_k)]
+        rows, active = _skewed(*sizes, skew=strength)
     dims = {"tokens": tokens, "rows": rows, "active": xp.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
     return {name: xp.broadcast_to(xp.asarray(value, float), rows.shape) for name, value in dims.items()}
 

@@ -338,7 +338,8 @@ def best_drafts(
     guesses, running, held = jnp.meshgrid(*map(jnp.asarray, (range(most + 1), batches, contexts)), indexing="ij")
     sizes = (each.astype(float).reshape(-1) for each in (running, held, guesses))
     seconds = jax.vmap(lambda batch, context, count: times.step_s(batch, context, guesses=count))(*sizes)
-    return np.argmax(np.asarray(gained[:, None, None] / seconds.reshape(guesses.shape)), axis=0)
+    best: np.ndarray = np.argmax(np.asarray(gained[:, None, None] / seconds.reshape(guesses.shape)), axis=0)
+    return best
 
 
 def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
