@@ -170,47 +170,34 @@ def serve(
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type; max_kw: most kilowatts that all boards draw on average.
-      run: also what so many output tokens take and cost, their prompts included.
-      dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
-      options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best", of each layout the
-        number up to `MOST_DRAFTED` with which the fewest GPUs do, and of these the fastest.
+      dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config`; run: also what so many output tokens cost.
+      options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best" (`drafted`).
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
-      expert_skew: exponent of Zipf's law of how popular experts are with tokens of answers, 0 = all alike; of experts
-        that stay whole, the rank with most work is forecast (`grouped_gemm.expert_dims`).
+      expert_skew: exponent of Zipf's law of how popular experts are in answers, 0 = all alike (`expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
-    targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
-    targets |= {"max_kw": max_kw}
+    targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
+    targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
-    changes = dict(options or {})
-    drafting = changes.get("draft_tokens") == BEST_DRAFT
-    changes |= {"draft_tokens": MOST_DRAFTED} if drafting else {}
     clusters, constants = named_machines(machines), engine_of(engine)
     clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
-    model = _model(config, dtypes or {}, expert_skew)
-    served = _Served(clusters, _options(clusters, changes), model, load, requests)
+    setups, model = _options(clusters, options or {}), _model(config, dtypes or {}, expert_skew)
+    served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
     if engine_runs:
         require_engine(served.options.values())
     tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
-    tried = {place: drafted(replica, load) for place, replica in tried.items()} if drafting else tried
-    choices = served.choices(tried, priced, disaggregated, engine_runs)
-    if drafting:
-        choices = [_with_draft(choice, tried, load.lengths.mean_context) for choice in choices]
-        best = {choice.gpu: (choice.gpu, choice.tensor, choice.expert) for choice in reversed(choices)}
-        found = {name: tried[place].options for name, place in best.items() if place in tried}
-        served = replace(served, options={**served.options, **found})
+    served, choices = served.with_drafts(served.choices(tried, priced, disaggregated, engine_runs), tried)
     if run:
         choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
     request |= ({"limits": dict(limits)} if limits else {}) | ({"expert_skew": expert_skew} if expert_skew else {})
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
-    caveats = served.notes(choices, engine_runs)
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
-    return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
+    return Serving(workload, _by(priced), tuple(choices), currency, how, (*served.notes(choices, engine_runs), *notes))
 
 
 def drafted(replica: Replica, load: Load) -> Replica:
@@ -266,6 +253,8 @@ def _model(config: str | Path | Mapping[str, Any], dtypes: Mapping[str, str | No
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
     """Options of the engine on each cluster."""
+    best = changes.get("draft_tokens") == BEST_DRAFT
+    changes = {**changes, "draft_tokens": MOST_DRAFTED} if best else changes
     return {
         name: usual_options(float(np.asarray(cluster.gpu.mem_bytes)), name, **changes)
         for name, cluster in clusters.items()
@@ -279,13 +268,18 @@ def _by(prices: Prices | None) -> str:
 
 @dataclass(frozen=True)
 class _Served:
-    """A model under a load, and the machines and engines it may be served by; `requests`: of a trace."""
+    """A model under a load, and the machines and engines it may be served by.
+
+    Attributes:
+      requests: of a trace; drafting: whether the best number of guessed tokens is looked for.
+    """
 
     clusters: Mapping[str, Cluster]
     options: Mapping[str, Options]
     model: Model
     load: Load
     requests: Trace | None
+    drafting: bool = False
 
     def replicas(
         self, predictor: Predictor, engine: Engine, tensor: Sequence[int] | None, expert: Sequence[int] | None
@@ -303,7 +297,19 @@ class _Served:
         candidates = replicas(
             predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert
         )
-        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in candidates}
+        found = (drafted(replica, self.load) if self.drafting else replica for replica in candidates)
+        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in found}
+
+    def with_drafts(
+        self, choices: list[ServingChoice], tried: Mapping[tuple[str, int, int], Replica]
+    ) -> tuple[_Served, list[ServingChoice]]:
+        """The options of each GPU's best choice, and choices that say how many tokens are guessed ahead."""
+        if not self.drafting:
+            return self, choices
+        best = {choice.gpu: (choice.gpu, choice.tensor, choice.expert) for choice in reversed(choices)}
+        setups = {name: tried[place].options for name, place in best.items() if place in tried}
+        told = [_with_draft(choice, tried, self.load.lengths.mean_context) for choice in choices]
+        return replace(self, options={**self.options, **setups}), told
 
     def choices(
         self,
