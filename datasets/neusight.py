@@ -21,7 +21,7 @@ from neusight_jax import units
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.imported import ImportReport, write_imported
-from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
+from neusight_jax.datasets.reference_gpu import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -107,7 +107,8 @@ def read_device(path: Path) -> tuple[str, dict[str, float]] | None:
         content = None if path.stat().st_size > MAX_DEVICE_BYTES else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(content, dict) or not is_reference_sheet(content):
+    content = device_of(content, path.name) if isinstance(content, dict) else {}
+    if not is_reference_sheet(content):
         return None
     name, gpu = gpu_from_sheet(content, path)
     figures = {field: float(np.asarray(getattr(gpu, field))) for field in FIELDS}

@@ -52,16 +52,24 @@ _SLIPS: dict[tuple[str, str], tuple[float, float]] = {
 
 def is_reference_sheet(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is in the layout of the NeuSight repository's device files, judged by its keys."""
-    if _has_several(content):
-        return True
     if "base" in content or any(field in content for field in _COLUMNS):
         return False
     spellings = {_fold(name) for names, _, _ in _COLUMNS.values() for name in names.split()}
     return any(_fold(key) in spellings for key in content)
 
 
-def _has_several(content: Mapping[str, Any]) -> bool:
-    return bool(content) and all(isinstance(value, dict) for value in content.values())
+def device_of(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """The figures of a mapping with its name among them, also where they are nested under the name of their device.
+
+    Raises: `InputError`, opened by `where`, for figures of several devices.
+    """
+    if not content or not all(isinstance(value, dict) for value in content.values()):
+        return content
+    if len(content) > 1:
+        names = ", ".join(map(repr, content))
+        raise InputError(f"{where}: holds {len(content)} devices, {names}; give each device a file of its own")
+    [(name, figures)] = content.items()
+    return {**({} if any(_fold(key) in map(_fold, _DEVICE) for key in figures) else {"name": name}), **figures}
 
 
 def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
@@ -75,8 +83,6 @@ def gpu_from_sheet(content: Mapping[str, Any], path: Path) -> tuple[str, GPU]:
     Raises: `InputError` naming the figure to add or to mend.
     """
     where = path.name
-    if _has_several(content):
-        raise InputError(f"{where}: holds several devices, expected one; give each device a file of its own")
     sheet = {_fold(key): value for key, value in content.items()}
     name = str(next((sheet[_fold(key)] for key in _DEVICE if sheet.get(_fold(key))), path.stem))
     canonical = canonical_name(name)

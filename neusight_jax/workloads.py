@@ -40,7 +40,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
     layout = {**asdict(plan.layout), "gpus": plan.layout.gpus}
     lora = {} if plan.lora is None else {"lora": plan.lora.values()}
     stated = {name: getattr(plan, name) for name in (*names, "micro_batches")}
-    return {**stated, **asdict(plan.recipe), **lora, "layout": layout, "num_gpus": plan.layout.gpus}
+    return {**stated, **plan.recipe.values(), **lora, "layout": layout, "num_gpus": plan.layout.gpus}
 
 
 def _graph_dict(graph: Graph) -> dict[str, Any]:

@@ -389,6 +389,25 @@ def test_the_command_refuses(capsys: pytest.CaptureFixture[str], server: Explore
     assert "give another, or 0 for any" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["bert-tiny"], ["--model", "bert-tiny"], []])
+def test_the_model_it_opens_with(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its place, as in every other command; by the option it once had; or its own."""
+    opened: list[dict[str, str]] = []
+
+    class Opened(Explorer):
+        def __init__(self, port: int, start: dict[str, str], *, ahead: bool) -> None:
+            opened.append(start)
+            super().__init__(0, start)
+
+        def serve_forever(self, poll_interval: float = 0.5) -> None:
+            self.server_close()
+
+    monkeypatch.setattr("neusight_jax.explorer.server.Explorer", Opened)
+    assert run(["explore", *words, "--gpu", "T4", "--no-open"]) == 0
+    assert opened == [{"model": "bert-tiny" if words else "gpt2-large", "gpu": "Tesla T4"}]
+    assert run(["explore", "no-such-model", "--no-open"]) == 2
+
+
 @pytest.mark.skipif(not PROGRAM, reason="no Chromium here; the server's tests run everywhere")
 def test_a_slider_moves_the_number(server: Explorer, tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as page:

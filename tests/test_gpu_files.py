@@ -142,6 +142,19 @@ def test_bad_files(tmp_path):
     assert "cannot be read as UTF-8 text" in message(load_gpu, tmp_path / "c.json")
 
 
+def test_figures_under_the_name_of_their_device(tmp_path: Path) -> None:
+    """One device under its name is read as that device, in either layout; several are one line."""
+    path = tmp_path / "mine.json"
+    for figures in (H100_FIELDS, {"base": "H100", "clock_hz": 1.5e9}, P4_SHEET):
+        nested = load_named_gpu(write(path, {"MyGPU": {**figures}}))
+        assert nested == load_named_gpu(write(path, {"name": "MyGPU", **figures}))
+    assert load_named_gpu(write(path, {"MyGPU": {**H100_FIELDS, "name": "Other"}}))[0] == "Other"
+    assert message(load_gpu, write(path, {"A": H100_FIELDS, "B": P4_SHEET})) == (
+        "mine.json: holds 2 devices, 'A', 'B'; give each device a file of its own"
+    )
+    assert "mine.json: missing num_sms" in message(load_gpu, write(path, {"A": {}}))
+
+
 def test_unknown_and_missing_fields(tmp_path):
     path = tmp_path / "d.json"
     text = message(load_gpu, write(path, {**H100_FIELDS, "mem_byte_per_s": 1e12}))
@@ -237,7 +250,6 @@ def test_bad_reference_sheets(tmp_path):
     assert "p4.json: mem_bytes_per_s is 1.92e20, expected" in message(
         load_named_gpu, write(path, {**P4_SHEET, "Mem_Bw": 192e9})
     )
-    assert "holds several devices" in message(load_gpu, write(path, {"P4": P4_SHEET, "X": P4_SHEET}))
     assert "p4.json: holds a list" in message(load_named_gpu, write(path, [1]))
     assert "p4.json: not JSON" in message(load_named_gpu, write(path, "{"))
     assert "no such file" in message(load_named_gpu, tmp_path / "gone.json")

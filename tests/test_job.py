@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import neusight_jax as nj
 from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict, sensitivity
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import graph_from_config
@@ -396,3 +397,37 @@ def test_parts_of_a_step_are_never_negative() -> None:
     step = step_forecast(Shares(1.0, -1e-10, -2e-10), Software(), plan, cluster(2, 4))
     assert (step.bubble_s, step.exposed_communication_s) == (0.0, 0.0)
     assert step.total_s == pytest.approx(1.0 - 3e-10, abs=1e-15)
+
+
+def test_parameters_gathered_in_eight_bits() -> None:
+    """Half of the bytes of FSDP's gathers and of the layers that are held whole, no other message; the same in a search
+    and of a model that is read as a graph."""
+    layout = Parallelism(data=8, zero=3)
+    load: dict[str, Any] = {"global_batch_size": 8, "sequence_length": 2048}
+    wide, narrow = (
+        nj.job_from_config("llama-3.2-1b", layout, gather_dtype=dtype, **load).plan for dtype in (None, "fp8")
+    )
+    for (_, one), (_, other) in zip(wide.messages, narrow.messages, strict=True):
+        factor = 0.5 if one.slot == "gather" else 1.0
+        assert other == dataclasses.replace(one, payload_bytes=factor * one.payload_bytes)
+    gathered = 2.0 * 2.0 * nj.graph_from_config("llama-3.2-1b", 1, 128).parameters / 16  # two of 16 layers, in bf16
+    assert wide.memory.total - narrow.memory.total == pytest.approx(gathered / 2.0, rel=1e-6)
+    cluster = nj.load_cluster("8x H100")
+    found = nj.parallelize(
+        RooflinePredictor(),
+        cluster,
+        "llama-3.2-1b",
+        space=nj.Space(zero=(3,), axes=("data",)),
+        gather_dtype="fp8",
+        **load,
+    )
+    values = {name: value for name, value in found.best.step.workload["layout"].items() if name != "gpus"}
+    job = nj.job_from_config("llama-3.2-1b", Parallelism(**values), gather_dtype="fp8", **load)
+    assert found.best.step.total_s == pytest.approx(nj.predict(RooflinePredictor(), cluster, job).total_s, rel=1e-5)
+    graph = nj.graph_from_config("bert-large", 1, 128, "training", "bf16")
+    plans = [nj.job_from_graph(graph, layout, gather_dtype=dtype).plan for dtype in (None, "fp8")]
+    sent = [sum(each.payload_bytes for _, each in plan.messages if each.slot == "gather") for plan in plans]
+    assert sent[1] == pytest.approx(sent[0] / 2.0)
+    assert plans[1].memory.total < plans[0].memory.total
+    with pytest.raises(nj.InputError, match="fp9"):
+        nj.job_from_config("llama-3.2-1b", layout, gather_dtype="fp9", **load)

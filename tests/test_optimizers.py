@@ -37,6 +37,20 @@ def test_states_are_in_the_memory() -> None:
     assert bytes_of["adamw"] == 12.0
     assert bytes_of["sgd"] == 4.0
     assert bytes_of["adamw-8bit"] == 6.0
+    assert bytes_of["lion"] == 8.0
+    assert bytes_of["adafactor"] == 4.0  # its row and its column are nothing beside the copy of the weights
+
+
+def test_updates_take_what_they_move() -> None:
+    """Lion moves what SGD with momentum does, in as many kernels as tensors; Adafactor passes over all six times."""
+    predictor, gpu = load_predictor("tensorcore"), load_gpu("NVIDIA H200")
+
+    def seconds(name: str) -> float:
+        kernels = optimizer_kernels(name, 8e9, tensor_cores=True)
+        return kernels[0].count * float(predict_kernels(predictor, gpu, table_from_kernels(kernels))[0])
+
+    assert seconds("lion") == pytest.approx(seconds("sgd-momentum"), rel=0.2)
+    assert 1.5 < seconds("adafactor") / seconds("adamw") < 2.5
 
 
 def test_bad_optimizers_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -18,6 +19,7 @@ import neusight_jax as nj
 from neusight_jax.hardware.cluster import on_device
 from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
 from neusight_jax.serving import answers
@@ -25,7 +27,7 @@ from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.layouts import capacity
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
-from neusight_jax.serving.times import Engine, Options, Times, times, usual_options
+from neusight_jax.serving.times import Engine, Options, Times, best_drafts, times, usual_options
 
 PREDICTOR = RooflinePredictor()
 FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, first_steps=0.0, kernels=1.0, experts=1.0, wave=0.0)
@@ -116,6 +118,67 @@ def test_prefix_cache_and_guesses_help(own: Times) -> None:
     assert float(of(draft_tokens=3, draft_acceptance=0.9).tpot_s) < float(plain.tpot_s)
     assert float(of(draft_tokens=3, draft_acceptance=0.0).tpot_s) > float(plain.tpot_s)
     assert Options(draft_tokens=2, draft_acceptance=0.5).tokens_per_step == 1.75
+
+
+def test_the_best_number_of_guesses(own: Times) -> None:
+    """The argmax of tokens a second over the steps themselves: fewer that cost more, none without luck."""
+    options, batches, contexts = Options(draft_acceptance=0.7), [1, 8, 32], [256.0, 640.0]
+    best = best_drafts(own, options, batches, contexts)
+    for (row, batch), (column, context) in itertools.product(enumerate(batches), enumerate(contexts)):
+        ways = [dataclasses.replace(options, draft_tokens=count) for count in range(6)]
+        speeds = [
+            way.tokens_per_step / (way.drafting * float(own.step_s(batch, context, guesses=way.draft_tokens)))
+            for way in ways
+        ]
+        assert best[row, column] == int(np.argmax(speeds))
+    assert np.all(best_drafts(own, Options(draft_acceptance=0.7, draft_share=0.5), batches, contexts) < best)
+    assert not best_drafts(own, Options(draft_acceptance=0.0), batches, contexts).any()
+
+
+def test_serving_finds_the_best_number_of_guesses() -> None:
+    given: dict[str, Any] = {"machines": ["H100"], "tensor_parallel": [1], "users": 200, "tpot_s": 0.02}
+    costs = {
+        count: asked(options={"draft_tokens": count, "draft_acceptance": 0.8}, **given).choices[0]
+        for count in ("best", 0, 3)
+    }
+    best, *fixed = ((choice.gpus, choice.tpot_s["p95"]) for choice in costs.values())
+    assert all(best <= each for each in fixed)
+    assert "tokens ahead; fastest by running requests: " in costs["best"].notes[-1]
+    assert not any("tokens ahead" in note for note in costs[3].notes)
+
+
+def test_hot_experts() -> None:
+    """Zipf's law by hand; tokens are as many; one that all tokens take is taken once by each."""
+    sizes: dict[str, Any] = {"experts": 8, "top_k": 2, "hidden": 64, "inner": 64, "distribution": "random"}
+    even = expert_dims(16.0, local_experts=4, **sizes)
+    hot = expert_dims(16.0, local_experts=4, skew=1.0, **sizes)
+    shares = 2.0 / np.arange(1, 9) / sum(1.0 / place for place in range(1, 9))
+    assert shares.max() < 1.0
+    assert float(hot["rows"]) == pytest.approx(16.0 * shares[::2].sum())
+    assert float(hot["active"]) == pytest.approx(sum(1.0 - math.exp(-16.0 * share) for share in shares[::2]))
+    assert float(hot["rows"]) > 1.2 * float(even["rows"])
+    assert float(hot["active"]) < float(even["active"])
+    steep = expert_dims(16.0, local_experts=8, skew=4.0, **sizes)
+    assert float(steep["rows"]) == pytest.approx(32.0)
+    assert float(expert_dims(16.0, local_experts=4, skew=1e-9, **sizes)["active"]) == pytest.approx(
+        float(even["active"])
+    )
+
+
+def test_serving_hot_experts() -> None:
+    """Whole experts on several ranks: answers wait for the rank with most work, where products take the time."""
+    config = {**TINY, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    config |= {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    given: dict[str, Any] = {"input_tokens": 64, "output_tokens": 512, "users": 900, "method": "estimate"}
+    given |= {"tensor_parallel": [8], "expert_parallel": [8], "max_gpus": 8}
+    plain, hot = (nj.serve(PREDICTOR, "H100", config, expert_skew=skew, **given) for skew in (0.0, 1.2))
+    assert hot.choices[0].tpot_s["p50"] > 1.02 * plain.choices[0].tpot_s["p50"]
+    assert any("as i^-1.2" in note for note in hot.notes)
+    assert "expert_skew" not in plain.workload
+    with pytest.raises(nj.InputError, match="has no experts; leave it out"):
+        asked(expert_skew=1.0)
+    with pytest.raises(nj.InputError, match=r"expert_skew is -1, expected 0 \(all alike\) to 5"):
+        nj.serve(PREDICTOR, "H100", config, expert_skew=-1, **given)
 
 
 def test_slopes_reach_the_machine(written: Steps) -> None:

@@ -14,7 +14,15 @@ import neusight_jax as nj
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.reports.timeline import COMPUTE, MESSAGES, forecast_timeline, step_timeline, write_timeline
+from neusight_jax.reports.timeline import (
+    COMPUTE,
+    HOST,
+    MESSAGES,
+    WAITS,
+    forecast_timeline,
+    step_timeline,
+    write_timeline,
+)
 from neusight_jax.scaling.trace import busy_seconds
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -92,45 +100,93 @@ def test_another_graph_is_refused(forecast: tuple[Forecast, Graph]) -> None:
         forecast_timeline(forecast[0], nj.graph_from_config("gpt2", 1, 64))
 
 
+def waits(trace: dict[str, Any], rank: int) -> float:
+    """Seconds that a rank waits for other things than the pipeline."""
+    events = (event for event in trace["traceEvents"] if (event["pid"], event["tid"]) == (HOST + rank, WAITS))
+    return sum(event["dur"] for event in events) * 1e-6
+
+
 def test_a_job_ends_when_its_step_does(step: Step, tmp_path: Path) -> None:
     found, trace = step
+    end_s = max(event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X") * 1e-6
+    assert end_s == pytest.approx(found.total_s, rel=1e-6)
     drawn = kernels(trace)
-    end_s = max(each["ts"] + each["dur"] for each in drawn) * 1e-6
-    assert end_s + found.fixed_s == pytest.approx(found.total_s, rel=1e-5)
     ranks = {each["pid"] for each in drawn}
     assert ranks == set(range(found.workload["layout"]["pipeline"]))
-    for rank, stream in itertools.product(ranks, (COMPUTE, MESSAGES)):
+    for rank, stream in itertools.product(ranks, {each["tid"] for each in drawn}):
         own = sorted((each["ts"], each["dur"]) for each in drawn if (each["pid"], each["tid"]) == (rank, stream))
-        assert own
-        if stream == COMPUTE:  # one at a time
-            assert all(ts + dur <= later + 2e-3 for (ts, dur), (later, _) in itertools.pairwise(own))
-    busiest = max(sum(each["dur"] for each in drawn if (each["pid"], each["tid"]) == (rank, COMPUTE)) for rank in ranks)
-    assert busiest * 1e-6 == pytest.approx(found.compute_s, rel=1e-3)
+        assert own or stream != COMPUTE
+        # One at a time; both ends of the pipeline send at will.
+        assert stream == MESSAGES or all(ts + dur <= later + 2e-3 for (ts, dur), (later, _) in itertools.pairwise(own))
+    computed = {
+        rank: sum(each["dur"] for each in drawn if (each["pid"], each["tid"]) == (rank, COMPUTE)) * 1e-6
+        for rank in ranks
+    }
+    slowest = max(computed, key=computed.__getitem__)
+    assert computed[slowest] < found.compute_s < computed[slowest] + waits(trace, slowest)
     write_timeline(tmp_path / "job.json", trace)
     run = nj.scale_trace(tmp_path / "job.json", None, "H100", predictor=RooflinePredictor())
     assert run.origin == NAME
 
 
-@pytest.mark.filterwarnings("ignore")  # its own
-def test_holistic_trace_analysis(
-    forecast: tuple[Forecast, Graph], step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shares of busy time, and of messages that computation hides, are those of our own intervals."""
+def test_what_is_beside_the_work_is_an_event(step: Step) -> None:
+    found, trace = step
+    listed = [event for event in trace["traceEvents"] if event["tid"] == WAITS and event["name"] == "beside the work"]
+    assert [event["dur"] * 1e-6 for event in listed] == pytest.approx([found.fixed_s] * len(listed), rel=1e-3)
+    assert {event["pid"] - HOST for event in listed} == set(range(found.workload["layout"]["pipeline"]))
+
+
+def read_by_hta(folder: Path, files: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     analysis = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
     monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
-    traces = [forecast_timeline(*forecast)] + [step[1]] * (step[0].workload["layout"]["pipeline"] == 1)
-    for place, trace in enumerate(traces):
-        file = tmp_path / f"{place}.json"
-        write_timeline(file, trace)
-        drawn = kernels(trace)
+    return analysis.TraceAnalysis(trace_dir=str(folder), **({"trace_files": files} if files else {}))
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_holistic_trace_analysis(
+    forecast: tuple[Forecast, Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shares of busy time are those of our own intervals."""
+    trace = forecast_timeline(*forecast)
+    [file] = write_timeline(tmp_path / "0.json.gz", trace)
+    read = read_by_hta(tmp_path, {0: str(file)}, monkeypatch)
+    busy, span = busy_seconds(*spans(kernels(trace)))
+    parts = read.get_temporal_breakdown(visualize=False).iloc[0]
+    assert 100.0 - parts["idle_time_pctg"] == pytest.approx(100.0 * busy / span, abs=0.1)
+    assert parts["compute_time_pctg"] == pytest.approx(100.0 * busy / span, abs=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_holistic_trace_analysis_sees_the_bubble(step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file a rank: to HTA the step is as long as the forecast, and idle for the bubble and what is beside the work.
+
+    Of messages, it knows what computation hides.
+    """
+    found, trace = step
+    layout = found.workload["layout"]
+    distance = found.gpus // layout["pipeline"]
+    written = write_timeline(tmp_path / "traces", trace)
+    assert {file.name for file in written} == {f"rank{at * distance}.json.gz" for at in range(layout["pipeline"])}
+    read = read_by_hta(tmp_path / "traces", {}, monkeypatch)
+    parts = read.get_temporal_breakdown(visualize=False).set_index("rank")
+    overlap = read.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    for place in range(layout["pipeline"]):
+        drawn = [each for each in kernels(trace) if each["pid"] == place]
         sent = [each for each in drawn if each["name"].startswith("nccl")]
-        busy, span = busy_seconds(*spans(drawn))
-        computed = busy_seconds(*spans([each for each in drawn if each not in sent]))[0]
-        read = analysis.TraceAnalysis(trace_files={0: str(file)}, trace_dir=str(tmp_path))
-        parts = read.get_temporal_breakdown(visualize=False).iloc[0]
-        assert 100.0 - parts["idle_time_pctg"] == pytest.approx(100.0 * busy / span, abs=0.1)
-        assert parts["compute_time_pctg"] == pytest.approx(100.0 * computed / span, abs=0.1)
-        if sent:
-            messages = busy_seconds(*spans(sent))[0]
-            hidden = read.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
-            assert hidden == pytest.approx(100.0 * (computed + messages - busy) / messages, abs=0.1)
+        busy, computed, messages = (
+            busy_seconds(*spans(listed))[0] * 1e-6
+            for listed in (drawn, [each for each in drawn if each not in sent], sent)
+        )
+        of_rank = parts.loc[place * distance]
+        assert of_rank["kernel_time(us)"] * 1e-6 == pytest.approx(found.total_s, rel=1e-6)
+        idle_s = of_rank["idle_time(us)"] * 1e-6
+        assert idle_s == pytest.approx(found.total_s - busy, rel=1e-3)
+        beside = [each for each in trace["traceEvents"] if (each["pid"], each["tid"]) == (HOST + place, WAITS)]
+        bubble_s = found.total_s - busy_seconds(*spans([*drawn, *beside]))[0] * 1e-6
+        assert bubble_s <= idle_s
+        if layout["pipeline"] == 1:
+            assert bubble_s == pytest.approx(0.0, abs=1e-6 * found.total_s)
+        else:  # what messages between stages and those of gradients take of it
+            assert 0.5 * found.bubble_s < bubble_s < 2.0 * found.bubble_s
+        hidden = 100.0 * (computed + messages - busy) / messages
+        assert overlap[place * distance] == pytest.approx(hidden, abs=0.1)

@@ -409,7 +409,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
     "weight": float,
     "fused": _FLAG,
     "sequence_parallel": _FLAG,
-    **dict.fromkeys(("recompute", "framework"), str),
+    **dict.fromkeys(("recompute", "framework", "gather_dtype"), str),
     "cuda_graphs": _FLAG,
 }
 """How the values of a workload are read."""

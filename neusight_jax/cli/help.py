@@ -21,7 +21,7 @@ EXAMPLES: dict[str, str] = {
     "parallelize": "parallelize llama-3.1-70b --gpu H100 --gpus 64 --global-batch-size 64 --sequence-length 4096",
     "finetune": "finetune llama-3.1-8b --gpu 4090 A100 H100 --method qlora --tokens 50M",
     "serve": "serve qwen3-32b --gpu H100 L40S --input-tokens 2000 --output-tokens 500 --users 50 --ttft 1s --tpot 50ms",
-    "explore": "explore --model gpt2-large --gpu H100",
+    "explore": "explore gpt2-large --gpu H100",
     "compare": "compare llama-3.1-8b --gpu H100 A100 L4 --mode decode --batch-size 8",
     "sensitivity": "sensitivity gpt2-large --gpu H100 --mode training",
     "powercap": "powercap llama-3.1-8b --gpu H100 --mode decode --batch-size 64 --slo 'tpot<=20ms'",

@@ -111,7 +111,7 @@ _ARGUMENTS = "PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name 
 OptimizerName = Annotated[
     str | None,
     option(
-        "Training: adamw (fused), adamw-foreach, adamw-8bit, sgd, sgd-momentum.",
+        "Training: adamw (fused), adamw-foreach, adamw-8bit, adafactor, lion, sgd, sgd-momentum.",
         default="no step of one on one GPU, adamw for a job",
     ),
 ]
@@ -134,6 +134,12 @@ Framework = Annotated[
 ]
 CudaGraphs = Annotated[
     bool | None, option("Training passes replayed as CUDA graphs.", "--cuda-graphs/--no-cuda-graphs", default="no")
+]
+GatherDtype = Annotated[
+    str | None,
+    option(
+        "With --zero 3: what parameters are gathered in, such as fp8.", metavar="NAME", default="as activations are"
+    ),
 ]
 JobAttention = Annotated[
     str | None, option("flash, flash2 (FlashAttention-2) or unfused.", metavar="NAME", default="as --framework has it")
@@ -245,6 +251,7 @@ class JobOptions(_Options):
     recompute: Annotated[str, option(RECOMPUTE_CHOICES)] = "none"
     framework: Framework = None
     cuda_graphs: CudaGraphs = None
+    gather_dtype: GatherDtype = None
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
     def layout(self) -> list[str]:

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 _CHAKRA = "Also write the job as Chakra traces, one a rank, for ASTRA-sim (extra `chakra`); needs --gpus."
 _ROLLOUTS = "Training jobs: a step of reinforcement learning, with so many responses written to each prompt."
-_TIMELINE = "Also write its kernels in their order as a Chrome trace: for Perfetto and `scale-trace`."
+_TIMELINE = (
+    "Also write its kernels in their order as a Chrome trace, for Perfetto and `scale-trace`: FILE.json, FILE.json.gz, "
+    "or a new folder of one file a rank of the pipeline."
+)
 
 
 @takes_workload
@@ -49,7 +52,7 @@ def predict(
     response_tokens: Annotated[int | None, option("With --rollouts: of a response, the rest is prompt.")] = None,
     prices: PriceFile = None,
     checkpoint: WorkloadCheckpoint = None,
-    timeline: Annotated[Path | None, option(_TIMELINE, metavar="FILE.json")] = None,
+    timeline: Annotated[Path | None, option(_TIMELINE, metavar="PATH")] = None,
     chakra: Annotated[Path | None, option(_CHAKRA, metavar="DIR")] = None,
     strict: Annotated[bool, option("Refuse what nothing like it was measured for.")] = False,
     report: ReportFile = None,
@@ -190,8 +193,8 @@ def _write(
             if isinstance(work, Graph)
             else step_timeline(predictor, machine, work, cast(Any, forecast))
         )
-        write_timeline(timeline, made)
-        remark(f"wrote {timeline}")
+        made_files = write_timeline(timeline, made)
+        remark(f"wrote {timeline}" if made_files == [timeline] else f"wrote {len(made_files)} files to {timeline}")
     if chakra is not None:
         from neusight_jax.reports.chakra import write_chakra
 

@@ -24,6 +24,8 @@ from neusight_jax.errors import InputError
 _USERS = "Requests at once: each user sends the next when one is answered."
 _WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and a YAML file; several at will."
 _ENGINE = "Whose own time is counted: vllm, trtllm, sglang, or a file of `calibrate --engine`."
+_DRAFT = "Tokens guessed ahead of each step (speculative decoding, MTP), or best: as many as serve the load best."
+_SKEW = "Exponent of Zipf's law of how popular experts are with tokens of answers; 0 = all alike."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -61,9 +63,10 @@ class EngineOptions:
     max_batch: Annotated[int | None, option("Most running requests.", default="vLLM's, 1024 or 256")] = None
     memory_share: Annotated[float, option("Of the device memory that the engine takes.")] = 0.9
     prefix_share: Annotated[float, option("Of input tokens that the prefix cache holds.")] = 0.0
-    draft_tokens: Annotated[int, option("Tokens guessed ahead of each step (speculative decoding).")] = 0
+    draft_tokens: Annotated[str, option(_DRAFT)] = "0"
     draft_acceptance: Annotated[float, option("Chance that a guess is right.")] = 0.7
     draft_share: Annotated[float, option("Time of a guess over that of a decode step.")] = 0.05
+    expert_skew: Annotated[float, option(_SKEW)] = 0.0
     poll_steps: Annotated[int, option("Decode steps from one look for new requests to the next.")] = 1
     engine: Annotated[str, option(_ENGINE, metavar="ENGINE")] = "vllm"
     method: Annotated[str, option("estimate; engine, which needs '.[serving]'; auto.")] = "auto"
@@ -99,7 +102,7 @@ def serve(
     from neusight_jax.serving.times import Options
 
     require_config(model, "engines serve decoders")
-    run, files = whole.run(), _files(write or (), setup.engine)
+    run, files, drafts = whole.run(), _files(write or (), setup.engine), {"draft_tokens": _drafts(setup.draft_tokens)}
     with busy("forecasting"):
         serving = serve_load(
             load_predictor(checkpoint),
@@ -119,12 +122,13 @@ def serve(
             max_gpus=max_gpus,
             max_kw=kw,
             dtypes={"dtype": setup.dtype, "weight_dtype": setup.weight_dtype, "kv_dtype": setup.kv_dtype},
-            options={field.name: getattr(setup, field.name) for field in fields(Options)},
+            options={field.name: getattr(setup, field.name) for field in fields(Options)} | drafts,
             tensor_parallel=setup.tensor_parallel,
             expert_parallel=setup.expert_parallel,
             disaggregated=setup.disaggregated,
             engine=setup.engine,
             limits=limit_figures(limits),
+            expert_skew=setup.expert_skew,
             notes=card_notes(load_card(checkpoint), checkpoint),
         )
     write_deployment(serving, files)
@@ -146,6 +150,13 @@ def _files(words: Sequence[str], engine: str) -> dict[str, Path]:
         require_format(kind, engine_name(engine))
         files[kind] = Path(file)
     return files
+
+
+def _drafts(text: str) -> int | str:
+    """Tokens guessed ahead, or the word for the best number of them."""
+    if text != "best" and not text.isdecimal():
+        raise InputError(f"--draft-tokens is {text!r}, expected a whole number from 0 to 64, or best")
+    return text if text == "best" else int(text)
 
 
 def _seconds(name: str, text: str | None) -> float | None:

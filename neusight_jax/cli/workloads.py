@@ -209,6 +209,7 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
         attention=load.attention,
         experts=load.experts,
         cuda_graphs=job.cuda_graphs,
+        gather_dtype=job.gather_dtype,
     )
     optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
     notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)

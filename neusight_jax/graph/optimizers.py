@@ -32,13 +32,18 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": Optimizer(41.0, 8.0, 2e7),
     "adamw-foreach": Optimizer(131.0, 8.0, 2e6),
     "adamw-8bit": Optimizer(33.0, 2.0, 2e6),
+    "adafactor": Optimizer(72.0, 0.0, 2e6),
+    "lion": Optimizer(20.0, 4.0, 2e6),
     "sgd": Optimizer(12.0, 0.0, 2e7),
     "sgd-momentum": Optimizer(20.0, 4.0, 2e7),
 }
 """Fused AdamW reads gradient, weight and two moments and writes three of them, 28 bytes in fp32, but is bound by its
 instructions: measured here with PyTorch on an H200, 105e9 parameters a second in fp32 and bf16 alike, 46 bytes of its
 4.8 TB/s, of which a stream reaches nine tenths. The foreach form with `capturable` moves 119 to 144 bytes. Eight-bit
-moments save 3 of 4 bytes each way; SGD reads gradient and weight and writes the weight, momentum adds a state."""
+moments save 3 of 4 bytes each way; SGD reads gradient and weight and writes the weight, momentum adds a state. Lion
+(Chen et al., 2023) in one kernel a tensor, as bitsandbytes has it, moves what momentum does. Adafactor (Shazeer and
+Stern, 2018) in transformers runs squares, means, update, clip and step one after another; it keeps a row and a column
+of each matrix."""
 COLS = 1024.0
 """Columns a flat stream of parameters is laid out in."""
 

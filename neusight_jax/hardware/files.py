@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, create_model
 
-from neusight_jax.datasets.reference_gpu import gpu_from_sheet, is_reference_sheet
+from neusight_jax.datasets.reference_gpu import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError, printable, unknown_name
 from neusight_jax.hardware.catalog import architectures, canonical_name, catalog_gpu, fold_name, list_servers
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, as_cluster, check_link_figure
@@ -193,7 +193,7 @@ def read_mapping(path: Path, expected: str = _GPU_FILE) -> dict[str, Any]:
 
 def _read_gpu(path: Path) -> tuple[str, GPU]:
     """Name and GPU from a file in either layout."""
-    content = read_mapping(path)
+    content = device_of(read_mapping(path), path.name)
     if not is_reference_sheet(content):
         return gpu_from_fields(content, path)
     name, gpu = gpu_from_sheet(content, path)

@@ -32,6 +32,7 @@ class Held:
       boundary_bytes: what a layer reads, of a micro-batch.
       added: whether gradients are written first and then added to their sum.
       bucket_elements: of DeepSpeed's ZeRO.
+      gathered_bytes: of an element as shards are gathered, None = as it is stored.
     """
 
     optimizer: str | None
@@ -40,6 +41,7 @@ class Held:
     boundary_bytes: float
     added: bool = False
     bucket_elements: float = 0.0
+    gathered_bytes: float | None = None
 
 
 def in_flight(layout: Parallelism, rank: int, micro_batches: int) -> float:
@@ -90,7 +92,8 @@ def _of_rank(own: list[Part], layout: Parallelism, batches: float, held: Held) -
     buckets = BUCKET_BYTES * held.bucket_elements * (layout.zero > 0)
     if layout.zero == 3:  # weights of one layer and of the next, gathered, and the gradients of one
         layers = max(sum(stage.layers for stage in own), 1)
-        buckets += (2.0 * stored * every.total + held.gradient_bytes * trained.total) / layers
+        gathered = min(held.gathered_bytes or stored, stored)
+        buckets += (2.0 * gathered * every.total + held.gradient_bytes * trained.total) / layers
     in_flight = [_in_flight(stage, layout, held.boundary_bytes) for stage in own]
     activations = sum(kept for kept, _ in in_flight) * batches + max(moment for _, moment in in_flight)
     if layout.pipeline > 1:  # a stage's output stays until its backward pass

@@ -182,12 +182,13 @@ def job_from_config(
     batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
     model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
     size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
-    sizes = {kind: sizes_of(layout, stage, sequence, own, size) for kind, stage in kinds.items()}
+    gathered = recipe.gathered_bytes
+    sizes = {kind: sizes_of(layout, stage, sequence, own, size, gathered) for kind, stage in kinds.items()}
     added = added_bytes(batches, size, recipe.fused_accumulation)
     order = stage_kinds(layout, model.depth)
     kernels, counts, nodes = _table(kinds, layout, optimizer, added, dtype)
     between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
-    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, recipe.bucket_elements)
+    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, recipe.bucket_elements, gathered)
     plan = Plan(
         model=parsed.name,
         layout=layout,
@@ -241,7 +242,14 @@ def added_bytes(micro_batches: int, gradient_bytes: float, fused_accumulation: b
     return 0.0 if micro_batches == 1 or fused_accumulation else gradient_bytes
 
 
-def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str, gradient_bytes: float) -> Sizes:
+def sizes_of(
+    layout: Parallelism,
+    stage: Stage,
+    sequence_length: int,
+    dtype: str,
+    gradient_bytes: float,
+    gathered_bytes: float | None = None,
+) -> Sizes:
     """Sizes that messages of a stage go by.
 
     Args:
@@ -250,6 +258,7 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
       sequence_length: tokens of a sequence.
       dtype: of activations.
       gradient_bytes: of an element of the accumulated gradients.
+      gathered_bytes: of an element as shards are gathered, None = as it is stored.
     """
     return Sizes(
         stage.layers,
@@ -262,6 +271,7 @@ def sizes_of(layout: Parallelism, stage: Stage, sequence_length: int, dtype: str
         gradient_bytes,
         stage.narrowed_bytes,
         recomputed(layout.recompute, len(stage.layers)).get("full", 0.0),
+        gathered_bytes,
     )
 
 
@@ -370,10 +380,10 @@ def job_from_graph(
     layout = _replicas(graph, layout)
     size = layout.data * layout.micro_batch_size if global_batch_size is None else global_batch_size
     optimizer, table = graph.options.get("optimizer"), graph.kernels
-    memory = footprint(graph) if layout.gpus == 1 else _sharded_footprint(graph, layout)
-    depth = _depth(graph)
-    gradient_dtype = graph.options.get("gradient_dtype", "fp32")
     stated: Facts = {"experts": graph.options.get("experts"), **facts}
+    recipe, depth = recipe_of(**stated), _depth(graph)
+    memory = footprint(graph) if layout.gpus == 1 else _sharded_footprint(graph, layout, recipe.gathered_bytes)
+    gradient_dtype = graph.options.get("gradient_dtype", "fp32")
     return Job(
         table,
         _counts_of(graph, 1.0 / layout.shard_ranks if layout.zero else 1.0),
@@ -390,10 +400,10 @@ def job_from_graph(
             micro_batches=layout.micro_batches(size),
             layers=(depth,) * KINDS,
             kinds=(0,),
-            messages=tuple((0, message) for message in _messages_of(graph, layout, depth)),
+            messages=tuple((0, message) for message in _messages_of(graph, layout, depth, recipe.gathered_bytes)),
             message_bytes=0.0,
             memory=memory,
-            recipe=recipe_of(**stated),
+            recipe=recipe,
             notes=graph.notes,
             nodes=tuple(node.name for node in graph.nodes),
         ),
@@ -456,7 +466,7 @@ def _elements(graph: Graph) -> Weights:
     return Weights(parameter_count(graph), 0.0)
 
 
-def _messages_of(graph: Graph, layout: Parallelism, depth: int) -> tuple[Message, ...]:
+def _messages_of(graph: Graph, layout: Parallelism, depth: int, gathered_bytes: float | None) -> tuple[Message, ...]:
     """Messages of a graph's parameters and gradients."""
     if layout.gpus == 1:
         return ()
@@ -471,15 +481,17 @@ def _messages_of(graph: Graph, layout: Parallelism, depth: int) -> tuple[Message
         trained=trained,
         dtype=activation_dtype(graph.dtype),
         gradient_bytes=dtype_bytes(graph.options.get("gradient_dtype", "fp32")),
+        gathered_bytes=gathered_bytes,
     )
     return parameter_messages(layout, sizes)
 
 
-def _sharded_footprint(graph: Graph, layout: Parallelism) -> Footprint:
+def _sharded_footprint(graph: Graph, layout: Parallelism, gathered_bytes: float | None) -> Footprint:
     """Memory of one of a graph's replicas, which shard what ZeRO says; of parameters two layers are gathered."""
-    whole = footprint(graph)
+    whole, stored = footprint(graph), dtype_bytes(graph.dtype)
+    narrower = min(gathered_bytes or stored, stored) / stored
     shards = {name: layout.shard_ranks if layout.zero >= since else 1 for name, since in SHARDED_SINCE.items()}
-    gathered = (2.0 * whole.weights + whole.gradients) / _depth(graph) if layout.zero == 3 else 0.0
+    gathered = (2.0 * narrower * whole.weights + whole.gradients) / _depth(graph) if layout.zero == 3 else 0.0
     return dataclasses.replace(
         whole,
         **{name: getattr(whole, name) / ranks for name, ranks in shards.items()},

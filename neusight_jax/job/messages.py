@@ -45,6 +45,7 @@ class Sizes:
       dtype: of activations; gradient_bytes: of an element of the accumulated gradients.
       narrowed_bytes: that frozen weights take less than in the dtype of the activations.
       recomputed: share of its layers that are run again as a whole.
+      gathered_bytes: of an element as its shards are gathered, None = as it is stored.
     """
 
     layers: tuple[Layer, ...]
@@ -57,6 +58,7 @@ class Sizes:
     gradient_bytes: float
     narrowed_bytes: float = 0.0
     recomputed: float = 0.0
+    gathered_bytes: float | None = None
 
 
 def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -149,9 +151,9 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
 
 def _sharded(layout: Parallelism, own: Sizes) -> list[Message]:
     """FSDP: parameters of one layer after another, before each pass; gradients after."""
-    layers, narrowed = max(len(own.layers), 1), own.narrowed_bytes / max(own.weights.total, 1.0)
+    layers, stored = max(len(own.layers), 1), dtype_bytes(own.dtype) - own.narrowed_bytes / max(own.weights.total, 1.0)
     sent = (
-        ("all_gather", own.weights, dtype_bytes(own.dtype) - narrowed, "gather"),
+        ("all_gather", own.weights, min(own.gathered_bytes or stored, stored), "gather"),
         ("reduce_scatter", own.trained, own.gradient_bytes, "reduce"),
     )
     found = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict, Unpack
 
+from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.configs.shard import EXPERTS
 from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS
@@ -27,6 +28,8 @@ class Recipe(Record):
       fused_accumulation: the products of gradients add to their sum; False = further kernels do.
       overlaps: classes of `software.OVERLAPS` that run beside compute.
       bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
+      gather_dtype: what shards of FSDP are gathered in, such as "fp8" (torchao's `enable_fsdp_float8_all_gather`); None
+        = that of the activations.
     Raises: `InputError` for words that it does not know.
     """
 
@@ -36,15 +39,27 @@ class Recipe(Record):
     fused_accumulation: bool = True
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
     bucket_elements: float = 0.0
+    gather_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("attention", ATTENTION), ("experts", EXPERTS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(choices)}")
         object.__setattr__(self, "overlaps", tuple(self.overlaps))
+        if self.gather_dtype is not None:
+            dtype_bytes(self.gather_dtype)
         unknown = [name for name in self.overlaps if name not in OVERLAPS]
         if unknown:
             raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
+
+    def values(self) -> dict[str, Any]:
+        """As plain values, without what is not stated."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def gathered_bytes(self) -> float | None:
+        """Bytes of an element as shards are gathered, where it is stated."""
+        return None if self.gather_dtype is None else dtype_bytes(self.gather_dtype)
 
     @property
     def flash2(self) -> float:
@@ -84,6 +99,7 @@ class Facts(TypedDict, total=False):
     cuda_graphs: bool | None
     fused_accumulation: bool | None
     bucket_elements: float | None
+    gather_dtype: str | None
     overlaps: Sequence[str] | None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.kernels.family import AnyDims, Dims, Family, Work, namespace, whole
@@ -36,20 +37,42 @@ def expert_dims(
     hidden: ArrayLike,
     inner: ArrayLike,
     distribution: Distribution = "balanced",
+    skew: ArrayLike = 0.0,
 ) -> dict[str, Any]:
-    """Dims of an expert layer; sizes may be traced scalars.
+    """Dims of an expert layer; sizes may be traced scalars, but not with a skew.
 
     Args:
       tokens: of the batch; experts: in all; local_experts: on this device; top_k: experts of a token.
       hidden, inner: width of the model and of an expert's part on this device.
       distribution: decides how many local experts have work.
+      skew: exponent of Zipf's law of the popularity of experts, for distribution "random": the i-th most popular is
+        taken in proportion to i^-skew. This device is then the one with most work, where experts are dealt to devices
+        in turn by their popularity.
     """
     xp = namespace(tokens, experts, local_experts, top_k, hidden, inner)
     local = xp.asarray(local_experts, float)
     rows = xp.asarray(tokens, float) * top_k * local / xp.maximum(experts, 1.0)
     active = xp.minimum(local, rows) if distribution == "balanced" else local * -xp.expm1(-rows / local)
+    strength = float(np.asarray(skew))
+    if strength > 0.0:
+        sizes = [float(np.asarray(size)) for size in (tokens, experts, local, top_k)]
+        rows, active = _skewed(*sizes, skew=strength)
     dims = {"tokens": tokens, "rows": rows, "active": xp.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
     return {name: xp.broadcast_to(xp.asarray(value, float), rows.shape) for name, value in dims.items()}
+
+
+def _skewed(tokens: float, experts: float, local: float, top_k: float, skew: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and active experts of the device with most work, popularity by Zipf's law; a token meets an expert once."""
+    popularity = np.arange(1.0, experts + 1.0) ** -skew
+    # Experts that all tokens take already leave their surplus to the others, in proportion.
+    share, full = popularity, np.zeros(len(popularity), bool)
+    for _ in range(len(popularity)):
+        share = np.where(full, 1.0, popularity * (top_k - full.sum()) / max(popularity[~full].sum(), 1e-30))
+        if not np.any(share[~full] > 1.0):
+            break
+        full |= share > 1.0
+    mine = tokens * share[:: max(round(experts / local), 1)]
+    return np.asarray(mine.sum()), np.asarray(-np.expm1(-mine).sum())
 
 
 def flop(dims: AnyDims) -> Any:

@@ -292,7 +292,7 @@ def parallelize(
         machines, notes = [_with_run(machine, run) for machine in machines], (*notes, *run.notes())
     order = _tied(sorted(machines, key=_order))
     workload = {"model": config.name, "mode": "training", **{"global_batch_size": batch, "sequence_length": sequence}}
-    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **asdict(recipe)}
+    workload |= {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **recipe.values()}
     workload |= {} if lora is None else {"lora": lora.values()}
     read = (*config.notes, *reading_notes(config)) if isinstance(search, _Search) else search.notes
     told = (*read, *state_notes(dtype, gradient_dtype, optimizer))

@@ -33,6 +33,7 @@ ZERO: dict[str, tuple[int, ...]] = {"lora": (0, 3), "qlora": (0,), "full": (0, 1
 """ZeRO that is tried: adapters have next to no states to shard, and DeepSpeed does not shard weights in four bits."""
 OPTIMIZERS: dict[str, str] = {
     **{"adamw": "adamw_torch_fused", "adamw-foreach": "adamw_torch", "adamw-8bit": "adamw_bnb_8bit"},
+    **{"adafactor": "adafactor", "lion": "lion_32bit"},
     "sgd": "sgd",
 }
 """Names of optimizers -> those of Hugging Face's trainer."""

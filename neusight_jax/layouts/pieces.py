@@ -169,8 +169,10 @@ class Pieces:
         ask = self.ask
         batches, gradient = layout.micro_batches(ask.global_batch_size), dtype_bytes(ask.gradient_dtype)
         added = added_bytes(batches, gradient, ask.recipe.fused_accumulation) > 0.0
-        buckets = ask.recipe.bucket_elements
-        held = Held(ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added, buckets)
+        buckets, gathered = ask.recipe.bucket_elements, ask.recipe.gathered_bytes
+        held = Held(
+            ask.optimizer, dtype_bytes(ask.dtype), gradient, self.between_bytes(layout), added, buckets, gathered
+        )
         return fullest(self.form(layout).parts, self.kinds(layout), layout, batches, held)
 
     def kinds(self, layout: Parallelism) -> tuple[int, ...]:
@@ -245,7 +247,9 @@ class Messages:
         ask = self.pieces.ask
         tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
         sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(*sizes, activation_dtype(ask.dtype), gradient, part.narrowed_bytes, rerun)
+        return Sizes(
+            *sizes, activation_dtype(ask.dtype), gradient, part.narrowed_bytes, rerun, ask.recipe.gathered_bytes
+        )
 
     def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
         entries = []

@@ -1,55 +1,96 @@
-"""Pieces of a job's step in their order: what timelines and Chakra traces are made from."""
+"""Pieces of a job's step and their messages, in seconds: what nodes of timelines and Chakra traces are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.hardware.cluster import Machine, as_cluster
-from neusight_jax.job.job import Job, Plan
-from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.job import KINDS, WORK, Job, Plan
+from neusight_jax.job.messages import Message
+from neusight_jax.job.parallelism import Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, WEIGHT
-from neusight_jax.job.step import Seconds, compose, facts, once, schedule_of, seconds_of_job, silent, stage_durations
+from neusight_jax.job.step import (
+    Seconds,
+    compose,
+    facts,
+    message_seconds,
+    message_size,
+    once,
+    schedule_of,
+    seconds_of_job,
+    settled,
+    silent,
+    stage_durations,
+)
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.model.power import at_clock, is_limited
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.roofline import element_bytes
 
 WORK_NAMES: tuple[str, ...] = ("forward", "backward", "weight gradient")
 """Kinds of work of a micro-batch."""
-BESIDE: tuple[tuple[str, ...], ...] = (
-    ("tensor_forward", "context_forward", "expert_forward", "gather"),
-    ("tensor_backward", "context_backward", "expert_backward", "gather", "reduce"),
-    (),
-)
-"""Slots of the messages that go with each."""
-LAST: tuple[str, ...] = ("gradients", "parameters")
-"""Slots of those that follow the pipeline."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Computation, and the messages beside it, of which the part that nothing hides comes after it, seconds."""
+    """One micro-batch's work on a stage, seconds.
 
-    compute_s: float
+    Attributes:
+      kernels_s, host_s: of its kernels, and what launching them adds.
+      base_s: with its messages; whole_s: and with what a rank waits for slower ones.
+    """
+
+    kernels_s: float
+    host_s: float
+    base_s: float
     whole_s: float
-    sent_s: float
-
-    @property
-    def drawn_s(self) -> float:
-        """Seconds that messages are drawn for: they end with the piece."""
-        return min(max(self.sent_s, self.whole_s - self.compute_s), self.whole_s) if self.sent_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Times of a step as drawn: pieces by stage and kind of work, what follows the pipeline on every rank, one message
-    between stages, and what a step takes beside its work."""
+class Transfer:
+    """A message of a stage as it is sent `count` times.
+
+    Attributes:
+      bytes: of one, as ASTRA-sim counts them; seconds: of one.
+      exposed: share of it that still adds to computation it runs beside (`Software.overlap`).
+    """
+
+    message: Message
+    bytes: float
+    seconds: float
+    count: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class StepPieces:
+    """Pieces of a step.
+
+    Attributes:
+      pieces: by stage and kind of work; optimizer: what follows the pipeline on a rank, without messages.
+      transfers: messages by kind of stage.
+      flop, bytes: of kernels, [kind of stage, work].
+      between_s: of a message between stages; fixed_s: what a step takes beside its work; total_s: of the step.
+    """
 
     pieces: tuple[tuple[Piece, ...], ...]
-    tail: Piece
+    optimizer: Piece
+    transfers: Mapping[int, tuple[Transfer, ...]]
+    flop: np.ndarray
+    bytes: np.ndarray
     between_s: float
     fixed_s: float
+    total_s: float
+
+    def amount(self, kind: int, works: tuple[str, ...]) -> np.ndarray:
+        """FLOP and bytes of a kind of stage's work."""
+        places = [WORK.index(name) for name in works]
+        return np.array([self.flop[kind, places].sum(), self.bytes[kind, places].sum()])
 
 
 @dataclass(frozen=True)
@@ -59,7 +100,7 @@ class Work:
     Attributes:
       rank, stage, kind, batch: of the pipeline; kind as in `schedule`.
       place, needs: its position in the table, and that of the work whose message it waits for, 0 = none.
-      arrives_s: when that message is there, 0 = none is sent.
+      last: whether it is the last of its stage and kind in the step.
     """
 
     rank: int
@@ -68,36 +109,82 @@ class Work:
     batch: int
     place: int
     needs: int
-    arrives_s: float
-    start_s: float
-    end_s: float
+    last: bool
 
 
-def step_times(predictor: Predictor, machine: Machine, job: Job) -> StepTimes:
-    """Times of a job's pieces on a machine."""
-    plan = job.plan
+def step_pieces(predictor: Predictor, machine: Machine, job: Job) -> StepPieces:
+    """Pieces of a job on a machine, at the clock that its boards settle at."""
+    if is_limited(machine):
+        machine = at_clock(machine, settled(predictor, machine, job).clock)
+    plan, software = job.plan, job.software
     seconds = seconds_of_job(predictor, as_cluster(machine), job, run=once)
-    silent_seconds, order = silent(seconds), list(plan.kinds)
-    whole, quiet = (
-        np.asarray(stage_durations(variant, job.software, facts(plan))[0])[order]
-        for variant in (seconds, silent_seconds)
+    quiet = silent(seconds)
+    bare = replace(quiet, launches=jnp.zeros_like(quiet.launches))
+    read = facts(plan)
+    together = replace(read, log_gpus=jnp.zeros_like(read.log_gpus))
+
+    def durations(variant: Seconds, alike: bool = True) -> np.ndarray:
+        table = stage_durations(variant, software, together if alike else read)[0]
+        of_stage = np.array(table, np.float64)[list(plan.kinds)]
+        if weight_in_backward(plan.layout):
+            of_stage[:, BACKWARD] += of_stage[:, WEIGHT]
+            of_stage[:, WEIGHT] = 0.0
+        return of_stage
+
+    kernels, busy, base, whole = durations(bare), durations(quiet), durations(seconds), durations(seconds, False)
+    table = np.stack([kernels, busy - kernels, base, whole], axis=-1)
+    fixed_s = float(np.asarray(software.step_s))
+    (pipeline, tail, _), (_, rest, _), (_, bare_rest, _) = (
+        compose(variant, software, plan) for variant in (seconds, quiet, bare)
     )
-    slower = float(np.asarray(job.software.messages))
-    sent = slower * _sent(seconds)[order]
-    if weight_in_backward(plan.layout):
-        for durations in (whole, quiet, sent):
-            durations[:, BACKWARD] += durations[:, WEIGHT]
-            durations[:, WEIGHT] = 0.0
-    pieces = tuple(
-        tuple(Piece(*map(float, (quiet[stage, kind], whole[stage, kind], sent[stage, kind]))) for kind in range(3))
-        for stage in range(len(whole))
+    alone_s, busy_s = float(bare_rest) - fixed_s, float(rest) - fixed_s
+    slower = float(np.asarray(software.messages))
+    flop, moved = _amounts(job)
+    return StepPieces(
+        pieces=tuple(tuple(Piece(*map(float, piece)) for piece in stage) for stage in table),
+        optimizer=Piece(alone_s, busy_s - alone_s, busy_s, busy_s),
+        transfers=_transfers(predictor, machine, job),
+        flop=flop,
+        bytes=moved,
+        between_s=slower * float(seconds.between),
+        fixed_s=fixed_s,
+        total_s=float(pipeline) + float(tail),
     )
-    (_, tail, _), (_, rest, _) = (compose(variant, job.software, plan) for variant in (seconds, silent_seconds))
-    fixed_s = float(np.asarray(job.software.step_s))
-    slots = slower * np.asarray(seconds.messages)
-    last_s = float(sum(slots[:, SLOTS.index(name)].max() for name in LAST))
-    after = Piece(float(rest) - fixed_s, float(tail) - fixed_s, last_s)
-    return StepTimes(pieces, after, slower * float(seconds.between), fixed_s)
+
+
+def _amounts(job: Job) -> tuple[np.ndarray, np.ndarray]:
+    """FLOP and bytes of a job's kernels, [kind of stage, work]."""
+    flop, moved = np.zeros((KINDS, len(WORK))), np.zeros((KINDS, len(WORK)))
+    for name, batch in job.kernels.families.items():
+        dims, dtype = jax.tree.map(jnp.asarray, (batch.dims, batch.dtype))
+        work, counts = FAMILIES[name].work(dims, element_bytes(dtype)), np.asarray(job.counts[name])
+        for out, amount in ((flop, work.flop), (moved, work.bytes_moved)):
+            out += np.where(counts > 0, counts * np.asarray(amount, np.float64), 0.0).sum(axis=-1)
+    return flop, moved
+
+
+def overlap_class(message: Message) -> str:
+    """The class of `software.OVERLAPS` that a message belongs to."""
+    words = {"gather": "shards", "reduce": "shards", "gradients": "gradients", "parameters": "gradients"}
+    return words.get(message.slot) or message.slot.partition("_")[0]
+
+
+def _transfers(predictor: Predictor, machine: Machine, job: Job) -> dict[int, tuple[Transfer, ...]]:
+    """Messages of a job by kind of stage, those that a rank sends to nobody left out."""
+    plan, cluster, software = job.plan, as_cluster(machine), job.software
+    slower = float(np.asarray(software.messages))
+    placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
+    traffic = [message for _, message in plan.messages]
+    seconds = np.asarray(message_seconds(predictor, cluster, traffic, placed, once)) if traffic else np.zeros(0)
+    found: dict[int, list[Transfer]] = {kind: [] for kind in plan.kinds}
+    for (kind, message), message_s in zip(plan.messages, seconds, strict=True):
+        group = placed[message.group]
+        if group.ranks > 1 and message.count > 0:
+            size = message_size(message, group)[0]
+            share = size / group.ranks if message.op == "all_gather" else size  # what a rank brings along
+            exposed = float(np.asarray(software.overlap(overlap_class(message))))
+            found[kind].append(Transfer(message, share, slower * float(message_s), message.count, exposed))
+    return {kind: tuple(transfers) for kind, transfers in found.items()}
 
 
 def weight_in_backward(layout: Parallelism) -> bool:
@@ -105,26 +192,15 @@ def weight_in_backward(layout: Parallelism) -> bool:
     return layout.pipeline == 1 or layout.schedule != "zero-bubble"
 
 
-def _sent(seconds: Seconds) -> np.ndarray:
-    """Seconds of all messages of a piece of work, [kind of stage, kind of work]."""
-    slots = dict(zip(SLOTS, np.moveaxis(np.asarray(seconds.messages), -1, 0), strict=True))
-    return np.stack([sum((slots[name] for name in names), 0.0 * slots[SLOTS[0]]) for names in BESIDE], axis=-1)
-
-
-def works(plan: Plan, times: StepTimes) -> Iterator[Work]:
-    """The pieces of a pipeline by its table, those of a rank in their order."""
-    table, ranks = schedule_of(plan), plan.layout.pipeline
-    ends, last, seen = np.zeros((len(table.duration) + 1) * ranks), np.zeros(ranks), dict[tuple[int, int], int]()
-    # A piece starts when its rank is free and what it needs has arrived; both are of pieces before it.
+def works(plan: Plan) -> Iterator[Work]:
+    """The pieces of a pipeline by its table: what one needs comes before it, and those of a rank in their order."""
+    table, ranks, stages = schedule_of(plan), plan.layout.pipeline, len(plan.kinds)
+    seen = dict[tuple[int, int], int]()
     for row, places in enumerate(table.duration):
         for rank, place in enumerate(places):
             stage, kind = divmod(int(place), 3)
-            if stage >= len(times.pieces):
+            if stage >= stages:
                 continue
             batch = seen[stage, kind] = seen.get((stage, kind), -1) + 1
-            needs, sent = int(table.needs[row, rank]), float(table.messages[row, rank])
-            arrives = float(ends[needs] + sent * times.between_s)
-            start = max(float(last[rank]), arrives)
-            here, end = (row + 1) * ranks + rank, start + times.pieces[stage][kind].whole_s
-            last[rank] = ends[here] = end
-            yield Work(rank, stage, kind, batch, here, needs if sent else 0, arrives if sent else 0.0, start, end)
+            needs = int(table.needs[row, rank]) if table.messages[row, rank] else 0
+            yield Work(rank, stage, kind, batch, (row + 1) * ranks + rank, needs, batch + 1 == plan.micro_batches)

@@ -7,8 +7,10 @@ file are microseconds.
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -16,27 +18,34 @@ from typing import Any
 
 from neusight_jax import __version__
 from neusight_jax.errors import InputError
-from neusight_jax.files import write_text_atomically
+from neusight_jax.files import atomic_folder, write_atomically
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.hardware.cluster import Machine
 from neusight_jax.hardware.files import gpu_in
 from neusight_jax.job.job import Job
+from neusight_jax.job.parallelism import strides
 from neusight_jax.kernels.table import PHASES, Kernel
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import json_text, plain, schema
-from neusight_jax.reports.step_pieces import WORK_NAMES, Piece, step_times, works
+from neusight_jax.reports.step_layers import MESSAGES as KINDS_OF_MESSAGES
+from neusight_jax.reports.step_layers import Node as StepNode
+from neusight_jax.reports.step_nodes import rank_nodes
 from neusight_jax.units import US
 
 COMPUTE, MESSAGES = 7, 20
-"""Streams."""
-HOST, LAUNCHES = 1_000_000, 1
-"""Process of the host of rank 0, those of others follow; its thread."""
+"""Streams; those of messages are this one and the next ones."""
+HOST, LAUNCHES, WAITS = 1_000_000, 1, 2
+"""Process of the host of rank 0, those of others follow; its threads."""
+MOST_KERNELS = 40_000
+"""Of a job's timeline, about: neighbouring layers are one kernel where there would be more."""
 LAUNCH_S = 1e-6
 """Drawn length of a launch, seconds: a mark, no forecast."""
 _DTYPES = {"bf16": "c10::BFloat16", "fp16": "c10::Half", "fp32": "float", "int8": "signed char"}
 _WORDS = {"linear": "gemm_", "grouped_gemm": "moe_", "prefill": "attention_", "decode": "attention_"}
 _WORDS |= {"elementwise": "elementwise_"}
+_NCCL = {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter"}
+_NCCL |= {"all_to_all": "AllToAll", "send_recv": "SendRecv", "": "SendRecv"}
 
 
 def _operator(kernel: Kernel) -> tuple[str, list[list[int]]] | None:
@@ -116,6 +125,15 @@ class _Events:
         event = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3)}
         self.events.append({**event, "args": args or {}})
 
+    def wait(self, name: str, start_s: float, seconds: float) -> None:
+        """Add what a rank does beside its kernels."""
+        self._add("user_annotation", name, start_s, seconds, HOST + self.rank, WAITS)
+
+    def mark(self, at_s: float) -> None:
+        """Add a mark on the GPU, without length."""
+        details = {"device": self.rank, "context": 1, "stream": COMPUTE, "bytes": 0}
+        self._add("gpu_memset", "Memset (Device)", at_s, 0.0, self.rank, COMPUTE, details)
+
     def step(self) -> None:
         """The span of the whole step, as the profiler's schedule marks it."""
         end_s = max((event["ts"] + event["dur"] for event in self.events), default=0.0) * US
@@ -125,7 +143,8 @@ class _Events:
         """Names of the rank's processes and threads."""
         labels = [("process_name", self.rank, 0, about), ("process_name", HOST + self.rank, 0, f"host of {about}")]
         labels += [("thread_name", self.rank, COMPUTE, f"stream {COMPUTE} (compute)")]
-        labels += [("thread_name", self.rank, MESSAGES, f"stream {MESSAGES} (messages)")]
+        streams = {event["tid"]: event["args"]["group"] for event in self.events if "group" in event["args"]}
+        labels += [("thread_name", self.rank, at, f"stream {at} (messages, {group})") for at, group in streams.items()]
         return [
             {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": text}} for name, pid, tid, text in labels
         ]
@@ -207,40 +226,53 @@ def _head(section: str, repeat: int, time: int, nodes: Sequence[Node], phase: st
 def step_timeline(predictor: Predictor, machine: Machine, job: Job, step: Forecast) -> dict[str, Any]:
     """Trace of a step of a job, one process a rank of the pipeline; ranks of the other groups run alike.
 
-    Every piece of work of a micro-batch is one kernel, and its messages are another on a stream of their own, of which
-    the part that nothing hides comes after the computation.
+    Computation of a layer is one kernel, and messages are others on streams of their group (`step_nodes`). What a rank
+    waits for beside them is an event of its host. A mark without length is where the step begins and where it ends, so
+    that readers that count from the first kernel to the last see the bubble on every rank.
 
     Args:
       machine: what each rank runs on, a cluster where ranks talk to each other.
       job: the training step, its kernels and messages planned.
       step: its forecast, which names the GPU and whose values the trace carries along.
     """
-    times = step_times(predictor, machine, job)
-    ranks = job.plan.layout.pipeline
-    tracks = [_Events(rank) for rank in range(ranks)]
-    end_s = 0.0
-    for work in works(job.plan, times):
-        track = tracks[work.rank]
-        # The message takes the time before it arrives, and no work starts earlier than that.
-        if work.arrives_s and times.between_s:
-            track.kernel("ncclDevKernel_SendRecv", work.arrives_s - times.between_s, times.between_s, MESSAGES)
-        name = f"{WORK_NAMES[work.kind]} of micro-batch {work.batch}, stage {work.stage}"
-        _piece(track, name, work.start_s, times.pieces[work.stage][work.kind])
-        end_s = max(end_s, work.end_s)
-    for track in tracks:
-        _piece(track, "optimizer of the step", end_s, times.tail)
-    names = [f"{step.gpu or 'GPU'}, pipeline rank {rank}" for rank in range(ranks)]
-    gpu = gpu_in(step.gpu)
-    return _trace(tracks, names, gpu, step.gpus, step.values())
+    ranks = rank_nodes(predictor, machine, job, MOST_KERNELS / job.plan.layout.pipeline)
+    tracks, distance = [_Events(rank) for rank in range(len(ranks))], strides(job.plan.layout)["pipeline"]
+    groups = dict.fromkeys(_group(node) for nodes in ranks for node in nodes if node.kind in KINDS_OF_MESSAGES)
+    streams = {group: MESSAGES + at for at, group in enumerate(groups)}
+    end_s = max(node.end_s for nodes in ranks for node in nodes)
+    for track, nodes in zip(tracks, ranks, strict=True):
+        track.mark(0.0)
+        for node in nodes:
+            _draw(track, node, streams)
+        for name, work in groupby((node for node in nodes if node.kind == "compute"), key=_work):
+            first, *_, last = itertools.chain(*(itertools.repeat(node, 2) for node in work))
+            track.span(name, first.start_s, last.end_s - first.start_s)
+        track.mark(end_s)
+    names = [f"{step.gpu or 'GPU'}, pipeline rank {rank}" for rank in range(len(ranks))]
+    trace = _trace(tracks, names, gpu_in(step.gpu), step.gpus, step.values())
+    return trace | {"distributedInfo": {**trace["distributedInfo"], "pipeline_stride": distance}}
 
 
-def _piece(track: _Events, name: str, start_s: float, piece: Piece) -> None:
-    if piece.whole_s <= 0:
-        return
-    track.span(name, start_s, piece.whole_s)
-    track.kernel(name.partition(" of ")[0].replace(" ", "_"), start_s, piece.compute_s)
-    if piece.drawn_s > 0:
-        track.kernel("ncclDevKernel_messages", start_s + piece.whole_s - piece.drawn_s, piece.drawn_s, MESSAGES)
+def _draw(track: _Events, node: StepNode, streams: Mapping[str, int]) -> None:
+    """Draw a node: computation and messages as kernels, what else a rank waits for as an event of its host."""
+    seconds = node.end_s - node.start_s
+    if node.kind == "compute":
+        track.kernel(node.name.partition(" of ")[0].replace(" ", "_"), node.start_s, seconds, work=node.name)
+    elif node.kind not in KINDS_OF_MESSAGES:
+        track.wait(node.name, node.start_s, seconds)
+    elif node.kind != "receive" or not node.group:  # of a ring, both are one kernel
+        more: dict[str, Any] = {"group": node.group or "pipeline", "bytes": round(node.bytes), "work": node.name}
+        track.kernel(f"ncclDevKernel_{_NCCL[node.op]}", node.start_s, seconds, streams[_group(node)], **more)
+
+
+def _group(node: StepNode) -> str:
+    """What the stream of a message is there for."""
+    return node.group or node.kind
+
+
+def _work(node: StepNode) -> str:
+    """The piece of work that a node is of."""
+    return node.name.rpartition(", layer ")[0] or node.name.rpartition(", part ")[0] or node.name
 
 
 def _trace(
@@ -260,7 +292,31 @@ def _trace(
     }
 
 
-def write_timeline(path: Path | str, trace: dict[str, Any]) -> None:
-    """Write a trace, whole or not at all."""
-    head = json.loads(json_text({name: value for name, value in trace.items() if name != "traceEvents"}))
-    write_text_atomically(Path(path), json.dumps({**head, "traceEvents": trace["traceEvents"]}, separators=(",", ":")))
+def write_timeline(path: Path | str, trace: dict[str, Any]) -> list[Path]:
+    """Write a trace, whole or not at all: as FILE.json or FILE.json.gz, else as a folder of one rank a file.
+
+    Raises: `InputError` where the folder holds something.
+    """
+    path, head = Path(path), {name: value for name, value in trace.items() if name != "traceEvents"}
+    if path.suffix in (".json", ".gz"):
+        write_atomically(path, lambda target: _write(target, head, trace["traceEvents"], path.suffix == ".gz"))
+        return [path]
+    info, stride = dict(trace["distributedInfo"]), trace["distributedInfo"].get("pipeline_stride", 1)
+    events = {
+        device: list[dict[str, Any]]() for device in sorted({each["pid"] % HOST for each in trace["traceEvents"]})
+    }
+    for event in trace["traceEvents"]:
+        events[event["pid"] % HOST].append(event)
+    with atomic_folder(path) as target:
+        for device, listed in events.items():
+            rank = {"distributedInfo": {**info, "rank": device * stride}}
+            _write(target / f"rank{device * stride}.json.gz", head | rank, listed, True)
+    return sorted(path.iterdir())
+
+
+def _write(path: Path, head: dict[str, Any], events: Sequence[dict[str, Any]], packed: bool) -> None:
+    """Write a trace as JSON, one line."""
+    text = json.dumps(
+        {**json.loads(json_text(head)), "traceEvents": events}, separators=(",", ": ")
+    ).encode()  # readers look for "rank": 0
+    path.write_bytes(gzip.compress(text, mtime=0) if packed else text)

@@ -16,6 +16,7 @@ import numpy as np
 
 from neusight_jax import runs
 from neusight_jax.errors import InputError
+from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
@@ -38,6 +39,7 @@ from neusight_jax.serving.times import (
     Engine,
     Options,
     Times,
+    best_drafts,
     bounded_times,
     engine_of,
     stacked,
@@ -121,6 +123,10 @@ def _scaled(cluster: Cluster, figure: str, factor: float) -> Cluster:
     return vary(cluster, {figure: value * factor}, peaks_follow=False)
 
 
+BEST_DRAFT = "best"
+MOST_DRAFTED = 5
+"""Tokens that are guessed ahead at most where the best number is looked for: what the engine takes too."""
+HOT_EXPERTS = "experts are as popular in answers as i^-{:g}, dealt to ranks in turn; prompts by the engine's number"
 EXPERTS = "tokens spread over experts at random; hot experts cost more: prompts by the engine's number, answers unknown"
 
 
@@ -149,6 +155,7 @@ def serve(
     disaggregated: bool = False,
     engine: Engine | str = LEARNED,
     limits: Mapping[str, float] | None = None,
+    expert_skew: float = 0.0,
     notes: Sequence[str] = (),
 ) -> Serving:
     """GPUs that serve a load within targets, how many of each, ranked by cost, or without prices by their number.
@@ -165,34 +172,66 @@ def serve(
       method: "estimate", "engine", or "auto": the engine where it is installed.
       ttft_s, tpot_s: targets for the first token and for each further one, seconds; percentile: 50 or 95 of requests.
       prices: of an hour of one GPU; max_gpus: most of one type; max_kw: most kilowatts that all boards draw on average.
-      run: also what so many output tokens take and cost, their prompts included.
-      dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config` has them.
-      options: fields of `times.Options` that are not vLLM's defaults.
+      dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config`; run: also what so many output tokens cost.
+      options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best" (`drafted`).
       tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
+      expert_skew: exponent of Zipf's law of how popular experts are in answers, 0 = all alike (`expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
     priced, engine_runs = prices_of(prices), _method(method, trace is not None)
-    targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile, "max_gpus": max_gpus}
-    targets |= {"max_kw": max_kw}
+    targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
+    targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters, constants = named_machines(machines), engine_of(engine)
     clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
-    served = _Served(clusters, _options(clusters, options or {}), load_model(config, **(dtypes or {})), load, requests)
+    setups, model = _options(clusters, options or {}), _model(config, dtypes or {}, expert_skew)
+    served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
     if engine_runs:
         require_engine(served.options.values())
     tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
-    choices = served.choices(tried, priced, disaggregated, engine_runs)
+    served, choices = served.with_drafts(served.choices(tried, priced, disaggregated, engine_runs), tried)
     if run:
         choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
-    request |= {"limits": dict(limits)} if limits else {}
+    request |= ({"limits": dict(limits)} if limits else {}) | ({"expert_skew": expert_skew} if expert_skew else {})
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
     caveats = [*served.notes(choices, engine_runs), *_version_notes(engine)]
     how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
     return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
+
+
+def drafted(replica: Replica, load: Load) -> Replica:
+    """A replica that guesses as many tokens ahead as serve a load best, from none to `MOST_DRAFTED`."""
+    ways = [replace(replica, options=replace(replica.options, draft_tokens=count)) for count in range(MOST_DRAFTED + 1)]
+    if replica.times is None:
+        return ways[0]
+
+    def cost(way: Replica) -> tuple[float, float]:
+        choice = answer(way, load, None)
+        return float(choice.gpus or math.inf), choice.tpot_s[f"p{load.percentile:g}"]
+
+    return min(ways, key=cost)
+
+
+def _with_draft(choice: ServingChoice, tried: Mapping[tuple[str, int, int], Replica], context: float) -> ServingChoice:
+    """A choice with how many tokens are guessed ahead, and would be of other numbers of running requests.
+
+    Args:
+      tried: replicas by GPU, tensor and expert ranks; context: mean length of their sequences.
+    """
+    replica = tried.get((choice.gpu, choice.tensor, choice.expert))
+    if replica is None or replica.times is None:
+        return choice
+    batches = [1 << place for place in range(int(max(replica.most, 1.0)).bit_length())]
+    best = best_drafts(replica.times[0], replica.options, batches, [context], MOST_DRAFTED)[:, 0]
+    # Runs of batches with one best number, by the last of each.
+    last = {int(count): batch for batch, count in zip(batches, best, strict=True)}
+    ranges = ", ".join(f"{count} up to {batch}" for count, batch in last.items())
+    note = f"guesses {replica.options.draft_tokens} tokens ahead; fastest by running requests: {ranges}"
+    return replace(choice, notes=(*choice.notes, note))
 
 
 def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> ServingChoice:
@@ -215,8 +254,20 @@ def _version_notes(engine: Engine | str) -> list[str]:
     ]
 
 
+def _model(config: str | Path | Mapping[str, Any], dtypes: Mapping[str, str | None], expert_skew: float) -> Model:
+    """The model with its experts as popular as stated. `InputError` for a skew without experts, or that cannot be."""
+    model = load_model(config, **dtypes)
+    if not (isinstance(expert_skew, int | float) and 0.0 <= expert_skew <= 5.0):
+        raise InputError(f"expert_skew is {expert_skew!r}, expected 0 (all alike) to 5")
+    if expert_skew and not any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers):
+        raise InputError(f"expert_skew is {expert_skew:g}, but {model.config.name} has no experts; leave it out")
+    return replace(model, expert_skew=float(expert_skew))
+
+
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
     """Options of the engine on each cluster."""
+    best = changes.get("draft_tokens") == BEST_DRAFT
+    changes = {**changes, "draft_tokens": MOST_DRAFTED} if best else changes
     return {
         name: usual_options(float(np.asarray(cluster.gpu.mem_bytes)), name, **changes)
         for name, cluster in clusters.items()
@@ -230,13 +281,18 @@ def _by(prices: Prices | None) -> str:
 
 @dataclass(frozen=True)
 class _Served:
-    """A model under a load, and the machines and engines it may be served by; `requests`: of a trace."""
+    """A model under a load, and the machines and engines it may be served by.
+
+    Attributes:
+      requests: of a trace; drafting: whether the best number of guessed tokens is looked for.
+    """
 
     clusters: Mapping[str, Cluster]
     options: Mapping[str, Options]
     model: Model
     load: Load
     requests: Trace | None
+    drafting: bool = False
 
     def replicas(
         self, predictor: Predictor, engine: Engine, tensor: Sequence[int] | None, expert: Sequence[int] | None
@@ -254,7 +310,19 @@ class _Served:
         candidates = replicas(
             predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert
         )
-        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in candidates}
+        found = (drafted(replica, self.load) if self.drafting else replica for replica in candidates)
+        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in found}
+
+    def with_drafts(
+        self, choices: list[ServingChoice], tried: Mapping[tuple[str, int, int], Replica]
+    ) -> tuple[_Served, list[ServingChoice]]:
+        """The options of each GPU's best choice, and choices that say how many tokens are guessed ahead."""
+        if not self.drafting:
+            return self, choices
+        best = {choice.gpu: (choice.gpu, choice.tensor, choice.expert) for choice in reversed(choices)}
+        setups = {name: tried[place].options for name, place in best.items() if place in tried}
+        told = [_with_draft(choice, tried, self.load.lengths.mean_context) for choice in choices]
+        return replace(self, options={**self.options, **setups}), told
 
     def choices(
         self,
@@ -312,7 +380,9 @@ class _Served:
 
     def notes(self, choices: Sequence[ServingChoice], engine_runs: bool) -> list[str]:
         """Notes to read before trusting the choices."""
-        experts = [EXPERTS] if any(choice.expert > 1 for choice in choices) else []
+        skew = self.model.expert_skew
+        told = EXPERTS if not skew else HOT_EXPERTS.format(skew)
+        experts = [told] if skew or any(choice.expert > 1 for choice in choices) else []
         return [*([] if engine_runs else [CLOSED_FORM]), *experts, *self.model.notes]
 
 

@@ -48,13 +48,18 @@ Points: TypeAlias = list[_Counted]
 
 @dataclass(frozen=True)
 class Model:
-    """A model as an engine loads it: its config and layers, dtypes and quantization, and what was assumed."""
+    """A model as an engine loads it: its config and layers, dtypes and quantization, and what was assumed.
+
+    Attributes:
+      expert_skew: of the popularity of its experts among tokens of answers (`grouped_gemm.expert_dims`).
+    """
 
     config: Config
     decoder: Decoder
     dtypes: Precision
     quantization: Quantization | None
     notes: tuple[str, ...]
+    expert_skew: float = 0.0
 
 
 def load_model(
@@ -94,6 +99,8 @@ def _step(model: Model, batch: Requests, layout: Parallelism) -> Step:
     mode = "decode" if max(batch.queries) == 1 else "prefill"
     step = Step(batch, model.dtypes, mode, model.quantization)
     whole = layout.expert > 1
+    # Of prompts, the engine's own number counts hot experts.
+    step.expert_skew = model.expert_skew if mode == "decode" else 0.0
     record(step, model.config, layout.tensor, layout.expert, model.decoder, whole_experts=whole)
     return step
 

@@ -362,6 +362,27 @@ class Times:
         return seconds, seconds * state.power_w
 
 
+def best_drafts(
+    times: Times, options: Options, batches: Sequence[float], contexts: Sequence[float], most: int = 5
+) -> np.ndarray:
+    """Tokens to guess ahead with which running requests get most tokens a second, [batch, context].
+
+    Args:
+      times: of a layout on a machine.
+      options: of the engine, whose `draft_acceptance` and `draft_share` count.
+      batches: running requests.
+      contexts: their mean lengths, tokens.
+      most: tokens guessed at most.
+    """
+    ways = [dataclasses.replace(options, draft_tokens=count) for count in range(most + 1)]
+    gained = jnp.array([way.tokens_per_step / way.drafting for way in ways])
+    guesses, running, held = jnp.meshgrid(*map(jnp.asarray, (range(most + 1), batches, contexts)), indexing="ij")
+    sizes = (each.astype(float).reshape(-1) for each in (running, held, guesses))
+    seconds = jax.vmap(lambda batch, context, count: times.step_s(batch, context, guesses=count))(*sizes)
+    best: np.ndarray = np.argmax(np.asarray(gained[:, None, None] / seconds.reshape(guesses.shape)), axis=0)
+    return best
+
+
 def _between(table: Array, *places: tuple[tuple[int, ...], ArrayLike]) -> Array:
     """A table between its points: linear in the logarithms of value and sizes (of 1 + the size, from 0 on)."""
     log = jnp.log(jnp.maximum(table, 1e-12))

@@ -88,6 +88,7 @@ class Step(Writer):
         context_bytes: of one more token of every request, where it keeps them all.
       lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
         adapters: elements of those there are.
+      expert_skew: of the popularity of experts, as of `grouped_gemm.expert_dims`.
       norms_in_sums: whether residual norms are part of the kernel that sums over tensor-parallel ranks before them.
       ledger: how weights are stored, for the notes.
       shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
@@ -111,7 +112,7 @@ class Step(Writer):
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
         self.context_bytes = 0.0
         self.adapters, self.adapted = 0.0, list[str]()
-        self.norms_in_sums = False
+        self.norms_in_sums, self.expert_skew = False, 0.0
         self.ledger = Ledger()
         if lora is not None and not self.training:
             raise InputError(f"adapters (lora) are trained, but mode is {mode}; expected mode training")

@@ -448,6 +448,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         hidden=hidden,
         inner=width * matrices / 3.0,
         distribution="random",
+        skew=step.expert_skew,
     )
     shared = beside / width
     dims = {key: number(value) for key, value in sizes.items()}
