@@ -173,12 +173,12 @@ def plain_sum(
 
 def _plain_slopes(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
-) -> tuple[Array, Machine]:
-    """`plain_sum`, and its slopes by every figure of the machine, by one pass backwards.
+) -> tuple[Array, list[Array]]:
+    """`plain_sum`, and its slopes by every leaf of the machine, by one pass backwards.
 
     Args: as of `plain_sum`.
     """
-    total, slopes = _nothing(kernels), jax.tree.map(lambda _: _nothing(kernels), machine)
+    total, slopes = _nothing(kernels), [_nothing(kernels) for _ in jax.tree.leaves(machine)]
     for name, batch in kernels.families.items():
         # With a machine of its own for every kernel, one pass has the slopes of all phases.
         machines = jax.tree.map(lambda figure, rows=batch.count.shape: jnp.broadcast_to(figure, rows), machine)
@@ -190,23 +190,12 @@ def _plain_slopes(
         rows, backwards = jax.vjp(seconds, machines)
         (of_rows,) = backwards(jnp.ones_like(rows))
         total = total + _launched(kernels, name, rows)
-        slopes = jax.tree.map(lambda sums, rows, name=name: sums + _launched(kernels, name, rows), slopes, of_rows)
+        leaves = zip(slopes, jax.tree.leaves(of_rows), strict=True)
+        slopes = [total + _launched(kernels, name, rows) for total, rows in leaves]
     return total, slopes
 
 
-def _by_arguments(of_table: Callable[..., Any]) -> Any:
-    """A sum over a table by the program that is compiled fast where all arguments are known: who asks thousands of
-    times compiles the question, by `jax.jit`."""
-    once, many = one_shot(of_table), jax.jit(fast_on_many(of_table))
-
-    def run(*arguments: Any) -> Any:
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
-        return many(*arguments) if traced else once(*arguments)
-
-    return jax.custom_jvp(run)
-
-
-_sum, _slopes = _by_arguments(plain_sum), _by_arguments(_plain_slopes)
+_sum, _slopes = (jax.custom_jvp(fast_on_many(of_table)) for of_table in (plain_sum, _plain_slopes))
 
 
 def _along(of_table: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -244,7 +233,7 @@ def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Ar
     if step is None:
         return _along(plain_sum, primals, tangents)
     total, slopes = _slopes(*primals)
-    parts = [slope * moved for slope, moved in zip(*map(jax.tree.leaves, (slopes, step)), strict=True)]
+    parts = [slope * moved for slope, moved in zip(slopes, jax.tree.leaves(step), strict=True)]
     return total, sum(parts, jnp.zeros_like(total))
 
 
