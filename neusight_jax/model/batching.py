@@ -76,11 +76,11 @@ def over_chunks(
     """A sum over a table from columns [chunk, row], of the chunks that launch anything; those come first.
 
     Args:
-      of_table: as of `fast_on_many`.
+      of_table: as of `fast_on_many`, or of a batch of machines.
       predictor: weights.
-      machine: scalars.
+      machine: as of `of_table`.
       chunks: a table cut by `table.in_chunks`.
-      *how: relaxation and isolated, scalars.
+      *how: relaxation and isolated, likewise.
     """
     total = of_table(predictor, machine, replace(chunks, families={}), *how)
     for name, batch in chunks.families.items():
@@ -252,11 +252,10 @@ def _of_many(of_table: Callable[..., Any], tree: Any, marks: tuple[bool, ...], f
         phases = kernels.launched == "eager"
         chunks = {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}
 
-        def block(machine: Machine, relaxation: Any, isolated: Any) -> Any:
-            return jax.vmap(
-                lambda *one: over_chunks(of_table, predictor, one[0], replace(kernels, families=chunks), *one[1:]),
-                in_axes=(axes[1], *axes[3:]),
-            )(machine, relaxation, isolated)
+        on_each = jax.vmap(of_table, in_axes=(None, axes[1], None, *axes[3:]))
+
+        def block(machine: Machine, *how: Any) -> Any:
+            return over_chunks(on_each, predictor, machine, replace(kernels, families=chunks), *how)
 
         return in_blocks(block, size, MACHINES, *machines)
 

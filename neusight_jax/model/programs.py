@@ -13,7 +13,7 @@ import stat
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -111,14 +111,30 @@ def _kept_program(
         return kept
     except Exception:  # not there, not ours, cut short, or of another version: compiled again
         specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
-        flat = jax.jit(
-            lambda leaves: function(*jax.tree.unflatten(tree, leaves)),
-            compiler_options=_plain_options() if plainly else None,
-        )
-        made = flat.lower(specs).compile()
+
+        def flat(leaves: list[Any]) -> Any:
+            return function(*jax.tree.unflatten(tree, leaves))
+
+        flat.__name__ = function.__name__
+        options = _plain_options() if plainly else None
+        lowered = jax.jit(flat, compiler_options=options).lower(specs)
+        with _kept_once():
+            made = lowered.compile()
         with contextlib.suppress(OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError):
             _keep(path, pickle.dumps(serialize_executable.serialize(made)))
         return made
+
+
+@contextlib.contextmanager
+def _kept_once() -> Iterator[None]:
+    """JAX keeps no second copy of what is compiled meanwhile."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(_config, name)
+    _config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        _config.update(name, before)
 
 
 def _in_memory(module: str) -> str | None:
