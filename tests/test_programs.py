@@ -121,7 +121,9 @@ def test_a_cache_that_others_may_write_to_is_left_alone(
     ]
 
 
-def test_kept_programs_go_by_the_package_and_not_by_records_of_others(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_programs_go_by_the_package_and_not_by_records_of_others(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @jax.tree_util.register_dataclass
     @programs_dataclass
     class Foreign:

@@ -30,7 +30,7 @@ TABLE_ROWS = 512
 """Rows of a family at a time where they are of many tables: fewer, as the last block is filled up."""
 MACHINES = 1024
 """Machines at a time, for the reason of `BLOCK`."""
-FEW = 4096
+FEW = 2048
 """Machines, or tables, up to which all together take less time than compiling for speed."""
 ROWS = 1
 """Rows at a time where there are that many machines; as many times more as there are fewer of them."""

@@ -140,7 +140,7 @@ def _step_rows(
     return rows
 
 
-def _launched(kernels: KernelTable, name: str, rows: Float[Array, "kernel *_leaf"]) -> Array:
+def _launched(kernels: KernelTable, name: str, rows: Float[Array, "kernel ..."]) -> Array:
     """Sum over the launches of a family; where a host launches them one by one that of each phase [phase, ...]."""
     batch = kernels.families[name]
     count = jnp.asarray(batch.count).reshape(-1, *(1,) * (rows.ndim - 1))
