@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import time
 import warnings
@@ -34,6 +35,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from scipy.optimize import minimize
 
 import neusight_jax as nj
@@ -172,17 +174,22 @@ class _Spent(Exception):
     """All values and gradients of a descent are spent."""
 
 
+@functools.cache
+def budget_slopes(search: Search) -> Callable[[Array], tuple[Array, Array]]:
+    """Log costs that have budgets, and their slopes by log field, as one program for all descents."""
+
+    def costs(logs: Array) -> Array:
+        amounts = search.arguments.cheap(search.problem.figures(logs))
+        return jnp.stack([jnp.log(amounts[name]) for name in search.problem.cheap])
+
+    return jax.jit(lambda logs: (costs(logs), jax.jacfwd(costs)(logs)))
+
+
 def descend(search: Search, method: str, start: np.ndarray) -> np.ndarray:
     """Log fields where a solver of SciPy ends from a point, the best of all it asked for."""
-    span, names = search.high - search.low, search.problem.cheap
-    limits = np.array([float(jnp.log(search.limits()[name])) for name in names])
+    span, costs = search.high - search.low, budget_slopes(search)
+    limits = np.array([float(jnp.log(search.limits()[name])) for name in search.problem.cheap])
     left, best, least = search.settings.steps, start, np.inf
-
-    def excess(logs: Any) -> Any:
-        costs = search.arguments.cheap(search.problem.figures(logs))
-        return jnp.stack([jnp.log(costs[name]) for name in names])
-
-    costs = jax.jit(lambda logs: (excess(logs), jax.jacfwd(excess)(logs)))
 
     def over(share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         spent, slopes = costs(jnp.asarray(search.low + span * share, float))

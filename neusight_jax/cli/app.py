@@ -127,10 +127,9 @@ def _prepare_jax(*, any_platform: bool, announce: bool) -> None:
     """
     if "jax" not in sys.modules and not any_platform:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from neusight_jax.model.programs import announce_compiling, keep_traces, use_compile_cache
+    from neusight_jax.model.programs import announce_compiling, use_compile_cache
 
     use_compile_cache()
-    keep_traces()
     if announce:
         announce_compiling(lambda: typer.echo("compiling for this model, once", err=True))
 

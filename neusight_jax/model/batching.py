@@ -7,17 +7,22 @@ and summed by table; of equal kernels in several tables each is forecast.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jaxtyping import Array, Bool
 
 from neusight_jax.hardware.cluster import Machine
 from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.programs import one_shot
 
 BLOCK = 4096
 """Rows of a family at a time: what lies between two steps of a forecast then stays in the caches of a core."""
@@ -25,6 +30,8 @@ TABLE_ROWS = 512
 """Rows of a family at a time where they are of many tables: fewer, as the last block is filled up."""
 MACHINES = 1024
 """Machines at a time, for the reason of `BLOCK`."""
+FEW = 2048
+"""Machines, or tables, up to which all together take less time than compiling for speed."""
 ROWS = 1
 """Rows at a time where there are that many machines; as many times more as there are fewer of them."""
 
@@ -63,20 +70,17 @@ def in_blocks(run: Callable[..., Any], rows: int, most: int, *arguments: Any) ->
     return jax.tree.map(joined, jax.lax.map(of_block, parts))
 
 
-_OfTable = TypeVar("_OfTable", bound=Callable[..., Any])
-
-
 def over_chunks(
     of_table: Callable[..., Any], predictor: Predictor, machine: Machine, chunks: KernelTable, *how: Any
 ) -> Any:
     """A sum over a table from columns [chunk, row], of the chunks that launch anything; those come first.
 
     Args:
-      of_table: as of `fast_on_many`.
+      of_table: as of `fast_on_many`, or of a batch of machines.
       predictor: weights.
-      machine: scalars.
+      machine: as of `of_table`.
       chunks: a table cut by `table.in_chunks`.
-      *how: relaxation and isolated, scalars.
+      *how: relaxation and isolated, likewise.
     """
     total = of_table(predictor, machine, replace(chunks, families={}), *how)
     for name, batch in chunks.families.items():
@@ -163,40 +167,96 @@ def _by_blocks(sums: Callable[[Array, Array], tuple[Array, Any]], totals: Any, l
     return jax.lax.fori_loop(0, -(-number // block), add, totals)
 
 
-def fast_on_many(of_table: _OfTable) -> _OfTable:
+def fast_on_many(of_table: Callable[..., Any]) -> Callable[..., Any]:
     """A sum over a table that takes many machines, and many tables, in blocks. Other batches as they come.
 
-    Args:
-      of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table.
-    """
-    batching = jax.custom_batching.custom_vmap(of_table)
+    A primitive of JAX: where all arguments are known, a batch of them runs as a program of `programs.one_shot`.
 
-    @batching.def_vmap
-    def many(size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+    Args:
+      of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table. Returns
+        arrays in tuples and lists.
+    """
+    primitive = Primitive(of_table.__name__)
+    primitive.multiple_results = True
+    asked: Counter[tuple[Any, ...]] = Counter()
+
+    def flat(whole: Callable[..., Any]) -> Callable[..., list[Array]]:
+        return lambda *leaves, tree: jax.tree.leaves(whole(*jax.tree.unflatten(tree, leaves)))
+
+    def batched(leaves: Sequence[Any], axes: Sequence[Any], *, tree: Any) -> tuple[list[Array], list[int]]:
+        moved = [jnp.moveaxis(leaf, axis, 0) if axis else leaf for leaf, axis in zip(leaves, axes, strict=True)]
+        marks = tuple(axis is not None for axis in axes)
+        known = not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        if known:
+            asked[tree, marks] += next(len(leaf) for leaf, mark in zip(moved, marks, strict=True) if mark)
+        sums = _of_many(of_table, tree, marks, known and asked[tree, marks] <= FEW)
+        out = jax.tree.leaves(sums(*jax.tree.unflatten(tree, moved)))
+        return out, [0] * len(out)
+
+    primitive.def_impl(flat(one_shot(of_table)))
+    primitive.def_abstract_eval(
+        lambda *leaves, tree: [
+            jax.core.ShapedArray(out.shape, out.dtype)
+            for out in jax.tree.leaves(_nothing(of_table, jax.tree.unflatten(tree, leaves)))
+        ]
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(flat(jax.jit(of_table)), multiple_results=True))
+    batching.primitive_batchers[primitive] = batched
+    structures: dict[Any, Any] = {}
+
+    def run(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        if tree not in structures:
+            structures[tree] = jax.tree.structure(_nothing(of_table, arguments))
+        return jax.tree.unflatten(structures[tree], primitive.bind(*leaves, tree=tree))
+
+    return run
+
+
+def _nothing(of_table: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Shapes of the sum over a table, which are those of no kernels.
+
+    Args:
+      of_table: as of `fast_on_many`; arguments: its own.
+    """
+    predictor, machine, kernels, *how = arguments
+    return jax.eval_shape(of_table, predictor, machine, replace(kernels, families={}), *how)
+
+
+@functools.cache
+def _of_many(of_table: Callable[..., Any], tree: Any, marks: tuple[bool, ...], few: bool) -> Callable[..., Any]:
+    """The program of a sum over a table on a batch.
+
+    Args:
+      of_table: as of `fast_on_many`.
+      tree: of its arguments.
+      marks: which leaves have a leading axis of the batch.
+      few: whether it compiles fast, or runs fast.
+    """
+    batched = jax.tree.unflatten(tree, marks)
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+
+    def many(*arguments: Any) -> Any:
         predictor, machine, kernels, relaxation, isolated = arguments
+        size = next(len(leaf) for leaf, mark in zip(jax.tree.leaves(arguments), marks, strict=True) if mark)
         machines = (machine, relaxation, isolated)
-        marks = jax.tree.leaves((batched[1], *batched[3:]))
-        scalars = all(jnp.ndim(leaf) <= mark for leaf, mark in zip(jax.tree.leaves(machines), marks, strict=True))
+        flags = jax.tree.leaves((batched[1], *batched[3:]))
+        scalars = all(jnp.ndim(leaf) <= mark for leaf, mark in zip(jax.tree.leaves(machines), flags, strict=True))
         if not scalars or any(jax.tree.leaves(batched[0])):
-            sums = jax.vmap(of_table, in_axes=axes)(*arguments)
-            return sums, jax.tree.map(lambda _: True, sums)
+            return jax.vmap(of_table, in_axes=axes)(*arguments)
         if any(jax.tree.leaves(batched[2])):
-            sums = _over_tables(of_table, size, batched, arguments)
-            return sums, jax.tree.map(lambda _: True, sums)
+            return _over_tables(of_table, size, batched, arguments)
         blocks = -(-size // MACHINES)
         rows = ROWS * MACHINES // -(-size // blocks)
         batches = {name: batch for name, batch in kernels.families.items() if len(batch.row)}
         phases = kernels.launched == "eager"
         chunks = {name: in_chunks(merged(batch, phases), rows) for name, batch in batches.items()}
 
-        def block(machine: Machine, relaxation: Any, isolated: Any) -> Any:
-            return jax.vmap(
-                lambda *one: over_chunks(of_table, predictor, one[0], replace(kernels, families=chunks), *one[1:]),
-                in_axes=(axes[1], *axes[3:]),
-            )(machine, relaxation, isolated)
+        on_each = jax.vmap(of_table, in_axes=(None, axes[1], None, *axes[3:]))
 
-        sums = in_blocks(block, size, MACHINES, *machines)
-        return sums, jax.tree.map(lambda _: True, sums)
+        def block(machine: Machine, *how: Any) -> Any:
+            return over_chunks(on_each, predictor, machine, replace(kernels, families=chunks), *how)
 
-    return batching  # type: ignore[return-value]
+        return in_blocks(block, size, MACHINES, *machines)
+
+    return one_shot(many, (of_table.__name__, marks), plainly=few)

@@ -133,18 +133,20 @@ def _step_rows(
 
     Args: as of `plain_sum`, or a machine of arrays [kernel].
     """
-    rows: dict[str, Array] = _kernel_latency(predictor, machine, kernels, relaxation, isolated)
+    # Not the compiled function: a program within a program is traced once more for slopes, or a batch, than its parts.
+    rows: dict[str, Array] = _all_kernels(predictor, machine, kernels, relaxation, isolated)
     if kernels.launched == "eager":
         return step_seconds(gpu_of(machine), kernels, rows, LEARNED)
     return rows
 
 
-def _launched(kernels: KernelTable, name: str, rows: Float[Array, " kernel"]) -> Array:
-    """Sum over the launches of a family; where a host launches them one by one that of each phase [phase]."""
+def _launched(kernels: KernelTable, name: str, rows: Float[Array, "kernel ..."]) -> Array:
+    """Sum over the launches of a family; where a host launches them one by one that of each phase [phase, ...]."""
     batch = kernels.families[name]
+    count = jnp.asarray(batch.count).reshape(-1, *(1,) * (rows.ndim - 1))
     # Padding may be a kernel that takes forever, whose slopes are no numbers.
-    rows = jnp.where(batch.count > 0, rows, 0.0)
-    return by_phase(batch) @ rows if kernels.launched == "eager" else jnp.sum(rows * batch.count)
+    rows = jnp.where(count > 0, rows, 0.0)
+    return by_phase(batch) @ rows if kernels.launched == "eager" else jnp.sum(rows * count, axis=0)
 
 
 def _nothing(kernels: KernelTable) -> Array:
@@ -173,12 +175,12 @@ def plain_sum(
 
 def _plain_slopes(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
-) -> tuple[Array, Machine]:
-    """`plain_sum`, and its slopes by every figure of the machine, by one pass backwards.
+) -> tuple[Array, Array]:
+    """`plain_sum`, and its slopes by every leaf of the machine [..., leaf], by one pass backwards.
 
     Args: as of `plain_sum`.
     """
-    total, slopes = _nothing(kernels), jax.tree.map(lambda _: _nothing(kernels), machine)
+    total, slopes = _nothing(kernels), _nothing(kernels)[..., None] * jnp.ones(len(jax.tree.leaves(machine)))
     for name, batch in kernels.families.items():
         # With a machine of its own for every kernel, one pass has the slopes of all phases.
         machines = jax.tree.map(lambda figure, rows=batch.count.shape: jnp.broadcast_to(figure, rows), machine)
@@ -190,23 +192,12 @@ def _plain_slopes(
         rows, backwards = jax.vjp(seconds, machines)
         (of_rows,) = backwards(jnp.ones_like(rows))
         total = total + _launched(kernels, name, rows)
-        slopes = jax.tree.map(lambda sums, rows, name=name: sums + _launched(kernels, name, rows), slopes, of_rows)
+        slopes = slopes + _launched(kernels, name, jnp.stack(jax.tree.leaves(of_rows), axis=1))
     return total, slopes
 
 
-def _by_arguments(of_table: Callable[..., Any]) -> Any:
-    """A sum over a table by the program that is compiled fast where all arguments are known: who asks thousands of
-    times compiles the question, by `jax.jit`."""
-    once, many = one_shot(of_table), jax.jit(fast_on_many(of_table))
-
-    def run(*arguments: Any) -> Any:
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
-        return many(*arguments) if traced else once(*arguments)
-
-    return jax.custom_jvp(run)
-
-
-_sum, _slopes = _by_arguments(plain_sum), _by_arguments(_plain_slopes)
+_sum_alone, _slopes_alone = jax.jit(plain_sum), jax.jit(_plain_slopes)
+_sum, _slopes = (jax.custom_jvp(fast_on_many(of_table)) for of_table in (plain_sum, _plain_slopes))
 
 
 def _along(of_table: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -242,9 +233,9 @@ def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Ar
     are as fast as their sums."""
     step = _step_of_machine(primals, tangents)
     if step is None:
-        return _along(plain_sum, primals, tangents)
+        return _along(_sum_alone, primals, tangents)
     total, slopes = _slopes(*primals)
-    parts = [slope * moved for slope, moved in zip(*map(jax.tree.leaves, (slopes, step)), strict=True)]
+    parts = [slopes[..., leaf] * moved for leaf, moved in enumerate(jax.tree.leaves(step))]
     return total, sum(parts, jnp.zeros_like(total))
 
 
@@ -253,11 +244,11 @@ def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
     """That of the slopes; where only a machine moves, of each distinct kernel once."""
     step = _step_of_machine(primals, tangents)
     if step is None:
-        return _along(_plain_slopes, primals, tangents)
+        return _along(_slopes_alone, primals, tangents)
     predictor, machine, kernels, *how = primals
 
     def bend(table: KernelTable) -> Any:
-        _, bends = jax.jvp(lambda moved: _plain_slopes(predictor, moved, table, *how), (machine,), (step,))
+        _, bends = jax.jvp(lambda moved: _slopes_alone(predictor, moved, table, *how), (machine,), (step,))
         return bends
 
     total = bend(replace(kernels, families={}))
@@ -275,9 +266,15 @@ def _second_derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
 
 
 @one_shot
-def _with_host(total: Array, kernels: KernelTable) -> Array:
-    """Seconds of a step from those of its kernels by phase."""
-    return stream_seconds(total, host_seconds(kernels, LEARNED), LEARNED)
+def _launches(kernels: KernelTable) -> Float[Array, " phase"]:
+    """Host time of launching all kernels of a table; by itself, as it moves with no machine."""
+    return host_seconds(kernels, LEARNED)
+
+
+@one_shot
+def _with_host(total: Float[Array, " phase"], host_s: Float[Array, " phase"]) -> Array:
+    """Seconds of a step from those of its kernels and of their launches."""
+    return stream_seconds(total, host_s, LEARNED)
 
 
 def _switches(relaxation: Relaxation, isolated: Isolated) -> tuple[Relaxation, Array]:
@@ -350,7 +347,7 @@ def latency(
             machine, settled(predictor, machine, kernels, isolated=isolated, relaxation=relaxation).clock
         )
     total: Array = _sum(predictor, machine, kernels, *switches)
-    return _with_host(total, kernels) if kernels.launched == "eager" else total
+    return _with_host(total, _launches(kernels)) if kernels.launched == "eager" else total
 
 
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).

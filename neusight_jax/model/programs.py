@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import pickle
 import platform
+import re
 import stat
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.export
+import jaxlib
 import numpy as np
+from jax.experimental import serialize_executable
 
-from neusight_jax.errors import InputError
 from neusight_jax.files import write_atomically
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -34,21 +37,24 @@ ANNOUNCED_S = 1.0
 """Seconds of compiling after which a user is told."""
 
 
-def one_shot(function: _Function, closes_over: object = None) -> _Function:
-    """`jax.jit` of a function that runs once or a few times in a process, on arrays of thousands at most.
+def one_shot(function: _Function, closes_over: object = None, *, plainly: bool = True) -> _Function:
+    """`jax.jit` of a function whose program is kept between processes (`use_compile_cache`): nothing is traced again.
 
     On CPUs it is compiled by `PLAIN`; elsewhere, and where it is traced as a part of another program, as `jax.jit`
-    does. Values may differ from those of `jax.jit` by rounding. After `keep_traces` its traces are kept as well.
+    does. Values may differ from those of `jax.jit` by rounding.
 
     Args:
       function: of positional arguments; returns arrays in tuples, lists and dicts.
       closes_over: what it depends on beside its arguments and the package, told apart by `repr`.
+      plainly: whether it runs once or a few times in a process, on arrays of thousands at most; False = as `jax.jit`
+        compiles it.
     """
     usual = jax.jit(function)
 
     @functools.cache
-    def plain() -> Callable[..., Any]:
-        return jax.jit(function, compiler_options=options) if (options := _plain_options()) else usual
+    def alone() -> Callable[..., Any]:
+        options = _plain_options() if plainly else None
+        return jax.jit(function, compiler_options=options) if options else usual
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -56,55 +62,120 @@ def one_shot(function: _Function, closes_over: object = None) -> _Function:
         # JAX takes compiler options of outermost programs only.
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return usual(*arguments)
-        # The backend is asked for here and not in `keep_traces`: a command may have to settle it before it starts.
-        if _traces is None or jax.default_backend() != "cpu" or not _of_this_package(tree):
-            return plain()(*arguments)
+        if _programs is None or not _on_the_first_cpu(leaves) or not _of_this_package(tree):
+            return alone()(*arguments)
         name = f"{function.__module__}.{function.__qualname__}"
         values = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
         kinds = tuple((np.shape(value), str(jax.dtypes.canonicalize_dtype(value.dtype))) for value in values)
-        program = _kept_program(name, repr(closes_over), tree, kinds, function)
-        return program(values) if program is not None else plain()(*arguments)
+        program = _kept_program(name, repr(closes_over), tree, kinds, plainly, function)
+        return program(values) if program is not None else alone()(*arguments)
 
     return cast(_Function, run)
 
 
-_traces: Path | None = None
-"""Where traces are kept; None = nowhere."""
+def _on_the_first_cpu(leaves: list[Any]) -> bool:
+    """Whether a kept program runs where the arrays lie."""
+    first = jax.devices()[0]
+    if first.platform != "cpu" or _config.jax_default_device not in (None, first):
+        return False
+    return all(leaf.devices() == {first} for leaf in leaves if isinstance(leaf, jax.Array))
 
 
-def keep_traces() -> None:
-    """Keep the traces of `one_shot` beside the compiled programs, so that the next process need not trace either.
-
-    For a program's own command line: a trace holds what the package's modules said when it was made, and is found again
-    by the files they came from, so what a session has changed in memory would be overlooked.
-    """
-    global _traces
-    folder = _config.jax_compilation_cache_dir
-    kept = folder and os.environ.get("NEUSIGHT_JAX_CACHE") != "0"
-    _traces = Path(folder) / "traces" if kept else None
+_programs: Path | None = None
+"""Where programs of `one_shot` are kept; None = nowhere."""
 
 
 @functools.cache
 def _kept_program(
-    name: str, closes_over: str, tree: Any, kinds: tuple[tuple[tuple[int, ...], str], ...], function: Callable[..., Any]
+    name: str,
+    closes_over: str,
+    tree: Any,
+    kinds: tuple[tuple[tuple[int, ...], str], ...],
+    plainly: bool,
+    function: Callable[..., Any],
 ) -> Callable[..., Any] | None:
-    """The function of a list of leaves from its kept trace, made and kept if there is none; None if it cannot be."""
-    assert _traces is not None
-    key = "\n".join([_source(), jax.__version__, str(_config.jax_enable_x64), name, closes_over, str(tree), str(kinds)])
-    path = _traces / f"{hashlib.sha256(key.encode()).hexdigest()}.stablehlo"
+    """The function of a list of leaves as a kept program, made and kept if there is none; None if it cannot be told
+    from another state of the package."""
+    assert _programs is not None
+    if (modules := _in_memory(function.__module__)) is None:
+        return None
+    runs_on = (jax.__version__, jaxlib.__version__, _processor(), jax.device_count(), _config.jax_enable_x64)
+    key = "\n".join([_source(), modules, str(runs_on), name, closes_over, str(plainly), str(tree), str(kinds)])
+    path = _programs / f"{hashlib.sha256(key.encode()).hexdigest()}.program"
     try:
         if not (_is_ours(path.parent) and _is_ours(path)):
             raise PermissionError
-        exported = jax.export.deserialize(bytearray(path.read_bytes()))
-    except Exception:  # not there, not ours, cut short, or of another version: traced again
+        kept: Callable[..., Any] = serialize_executable.deserialize_and_load(
+            *pickle.loads(path.read_bytes()), execution_devices=jax.devices()[:1]
+        )
+        return kept
+    except Exception:  # not there, not ours, cut short, or of another version: compiled again
         specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]  # type: ignore[no-untyped-call]
-        flat = jax.jit(lambda leaves: function(*jax.tree.unflatten(tree, leaves)))
-        try:
-            exported = jax.export.export(flat)(specs)
-            _keep(path, bytes(exported.serialize()))
-        except (ImportError, ValueError, TypeError, NotImplementedError, InputError):  # cannot be, or no room
-            return None
-    return jax.jit(exported.call, compiler_options=_plain_options())
+
+        def flat(leaves: list[Any]) -> Any:
+            return function(*jax.tree.unflatten(tree, leaves))
+
+        flat.__name__ = function.__name__
+        options = _plain_options() if plainly else None
+        lowered = jax.jit(flat, compiler_options=options).lower(specs)
+        with _kept_once():
+            made = lowered.compile()
+        with contextlib.suppress(OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError):
+            _keep(path, pickle.dumps(serialize_executable.serialize(made)))
+        return made
+
+
+@contextlib.contextmanager
+def _kept_once() -> Iterator[None]:
+    """JAX keeps no second copy of what is compiled meanwhile."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(_config, name)
+    _config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        _config.update(name, before)
+
+
+def _in_memory(module: str) -> str | None:
+    """What the package's modules hold that a module is built of, so that what a session has changed is told apart; None
+    where it has put functions of its own there.
+
+    Args:
+      module: name of the first of them; a module leads to those that its functions, classes and records come from.
+    """
+    package = __package__.partition(".")[0]
+    ahead, seen, lines = [module], {package, __name__}, []
+    while ahead:
+        name = ahead.pop()
+        if name in seen or name.partition(".")[0] != package or name not in sys.modules:
+            continue
+        seen.add(name)
+        for attribute, value in vars(sys.modules[name]).items():
+            if attribute.startswith("__"):
+                continue
+            home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            if isinstance(home, str):
+                ahead.append(home)
+            if (text := _text(value)) is None:
+                return None
+            lines.append(f"{name}.{attribute}={text}")
+    return "\n".join(sorted(lines))
+
+
+def _text(value: Any) -> str | None:
+    """What tells a value of a module from another one; None of a function that is written in no file."""
+    while hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    if isinstance(value, types.FunctionType):
+        file = value.__code__.co_filename
+        return f"{value.__qualname__} {file} {os.stat(file).st_mtime_ns}" if os.path.exists(file) else None
+    if isinstance(value, type) and value.__module__.partition(".")[0] == __package__.partition(".")[0]:
+        parts = [_text(part) for name, part in vars(value).items() if not name.startswith("__")]
+        return None if None in parts else f"{value.__qualname__} {parts}"
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    # The order of a set differs from process to process.
+    return str(sorted(re.findall(r"\w+", text))) if isinstance(value, set) or "frozenset(" in text else text
 
 
 def _is_ours(path: Path) -> bool:
@@ -159,7 +230,7 @@ def _plain_options() -> dict[str, Any] | None:
 
 
 def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Keep compiled programs on disk, so that the next process starts in seconds.
+    """Keep compiled programs on disk, so that the next process starts in seconds and need not trace `one_shot` either.
 
     `load_predictor` calls it where JAX has no cache set (`jax_compilation_cache_dir`); call it before for another
     folder. `NEUSIGHT_JAX_CACHE=0` turns the default off. XLA's messages below fatal are silenced with it, unless
@@ -171,10 +242,13 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
     Returns: the folder in use; None where it is turned off, cannot be written, or others could have written to it (said
       on stderr), which is no error.
     """
+    global _programs
+    off = os.environ.get("NEUSIGHT_JAX_CACHE") == "0"
     if folder is None:
-        if _config.jax_compilation_cache_dir:
-            return Path(_config.jax_compilation_cache_dir)
-        if os.environ.get("NEUSIGHT_JAX_CACHE") == "0":
+        if present := _config.jax_compilation_cache_dir:
+            _programs = None if off or "://" in present else Path(present) / "programs"
+            return Path(present)
+        if off:
             return None
     try:
         shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -191,6 +265,7 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path | No
         sys.stderr.write(f"{others[0]}: others may write there, so no compiled programs are read from it; chmod go-w\n")
         return None
     _config.update("jax_compilation_cache_dir", str(chosen))
+    _programs = None if off else chosen / "programs"
     _config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     _config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1" and _config.jax_logging_level == "NOTSET":  # JAX sets 1
