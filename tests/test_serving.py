@@ -22,7 +22,7 @@ from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
-from neusight_jax.serving import answers
+from neusight_jax.serving import slopes
 from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.layouts import capacity
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
@@ -361,10 +361,10 @@ class Analytic:
 
 def test_elasticities_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the whole steady state, on steps of known slope; those of a step are tested above."""
-    monkeypatch.setattr(answers, "times", lambda predictor, machine, steps, engine: Analytic(machine, engine))
+    monkeypatch.setattr(slopes, "times", lambda predictor, machine, steps, engine: Analytic(machine, engine))
     cluster, engine = nj.load_cluster("1x A100-SXM4-80GB"), FREE.replace(request_s=1e-3, wave=0.1)
     asked, load, step = demand(LENGTHS, Options(chunk_tokens=300, max_batch=16)), 6.0, 0.01
-    found = answers.elasticities(PREDICTOR, cluster, cast(Any, None), engine, asked, load, 16.0)
+    found = slopes.elasticities(PREDICTOR, cluster, cast(Any, None), engine, asked, load, 16.0)
 
     @jax.jit
     def logs(own: Any) -> jax.Array:

@@ -19,7 +19,7 @@ from neusight_jax.hardware.prices import Prices
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.programs import one_shot
-from neusight_jax.serving import answers, under_load
+from neusight_jax.serving import slopes, under_load
 from neusight_jax.serving.choices import Load
 from neusight_jax.serving.layouts import Capacity, Replica
 from neusight_jax.serving.pools import disaggregated, fewest, link_bytes_per_s, pools
@@ -154,15 +154,15 @@ def test_step_times_for_vidur() -> None:
 
 def test_slopes_of_what_an_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine whose times go as the memory's to the power -1 and the link's to the power -1/2."""
-    monkeypatch.setattr(answers, "bounded_times", lambda predictor, machine, steps, engine: (machine,))
+    monkeypatch.setattr(slopes, "bounded_times", lambda predictor, machine, steps, engine: (machine,))
 
     def run(machine: Any) -> Run:
         memory, link = float(machine.gpu.mem_bytes_per_s), float(machine.topology.link_bytes_per_s)
         return Run({"p50": 1.0 / memory}, {"p50": link**-0.5}, 1.0, 0.0)
 
     args: Any = RooflinePredictor(), as_cluster(nj.load_gpu("H100")), None, Engine(), run
-    found = answers.run_elasticities(*args, ["mem_bytes_per_s", "link_bytes_per_s"])
+    found = slopes.run_elasticities(*args, ["mem_bytes_per_s", "link_bytes_per_s"])
     assert found["mem_bytes_per_s"] == pytest.approx({"ttft_s": -1.0, "tpot_s": 0.0})
     assert found["link_bytes_per_s"] == pytest.approx({"ttft_s": 0.0, "tpot_s": -0.5})
     with pytest.raises(nj.InputError, match="wings is no figure of this machine"):
-        answers.run_elasticities(*args, ["wings"])
+        slopes.run_elasticities(*args, ["wings"])
