@@ -165,7 +165,7 @@ def _in_memory(module: str) -> str | None:
 
 def _text(value: Any) -> str | None:
     """What tells a value of a module from another one; None of a function that is written in no file."""
-    while hasattr(value, "__wrapped__"):
+    while "__wrapped__" in getattr(value, "__dict__", {}):
         value = value.__wrapped__
     if isinstance(value, types.FunctionType):
         file = value.__code__.co_filename
