@@ -41,9 +41,10 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 
 @cache
 def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
-    """Made once a process: its many small programs take seconds to compile."""
+    """Made once a process, by one program: many small ones take three times as long to compile."""
     sizes = {"families": NETWORKS, "hidden": hidden, "members": members}
-    return jax.tree.map(np.asarray, untrained(kind, sizes))
+    template: Predictor = jax.tree.map(np.asarray, jax.jit(lambda: untrained(kind, sizes))())
+    return template
 
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
