@@ -135,7 +135,8 @@ def make_checkpoint() -> Callable[..., Path]:
     from neusight_jax.model.checkpoint import save_checkpoint, untrained
 
     def make(folder: Path, **card: Any) -> Path:
-        save_checkpoint(folder, untrained("mixture", ARCHITECTURE), {**CARD, **card})
+        start = jax.jit(lambda: untrained("mixture", ARCHITECTURE))  # by one program
+        save_checkpoint(folder, start(), {**CARD, **card})
         return folder
 
     return make
