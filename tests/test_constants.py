@@ -68,13 +68,13 @@ def _times(name: str) -> Any:
     family = FAMILIES[name]
 
     @jax.jit
-    def found(gpu: nj.GPU, work: Work, index: Any) -> tuple[dict[str, Any], LowerBounds]:
+    def limits(gpu: nj.GPU, work: Work, index: Any) -> tuple[dict[str, Any], LowerBounds]:
         peak = peak_flop_per_s(gpu, family, index)
         at = launched(gpu, family, work, peak, index)
         most = {f"most {head}": most for head, most in most_times(at).items()}
         return {**physical_times(at), **most}, lower_bounds(gpu, work, peak)
 
-    return found
+    return limits
 
 
 def test_traffic_of_a_working_set_in_l2() -> None:
