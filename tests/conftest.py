@@ -1,7 +1,9 @@
 """Strict settings for all tests, and what many of them need."""
 
 import ctypes
+import functools
 import gc
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,8 +16,8 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
-# The suite is mostly compilation. Programs run once or twice here, so they are compiled plainly, by XLA's older
-# emitters (a quarter of the time), and what several modules or workers need is compiled once per run of the suite.
+# The suite is mostly tracing and compilation. Programs run once or twice here, so they are compiled plainly, by XLA's
+# older emitters (a quarter of the time), and what was traced and compiled once is kept for the workers and later runs.
 _PLAIN = "--xla_backend_optimization_level=0"
 _PLAINER = f"{_PLAIN} --xla_cpu_use_fusion_emitters=false"
 
@@ -29,9 +31,30 @@ def _is_known(flags: str) -> bool:
 if "XLA_FLAGS" not in os.environ:
     os.environ["XLA_FLAGS"] = _PLAINER if _is_known(_PLAINER) else _PLAIN
 _PROGRAMS = "NEUSIGHT_JAX_TEST_PROGRAMS"
-_OWNER = _PROGRAMS not in os.environ  # workers inherit it
-if _OWNER:
-    os.environ[_PROGRAMS] = tempfile.mkdtemp(prefix="programs-")
+_LARGEST_BYTES = 2e9
+"""Of kept programs: a folder that has grown past it starts anew."""
+
+
+def _kept_programs() -> tuple[str, bool]:
+    """Where programs are kept, and whether for this run alone: beside the user's, if there is such a place."""
+    shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "neusight_jax" / "tests"
+    try:
+        shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sum(path.stat().st_size for path in shelf.rglob("*")) > _LARGEST_BYTES:
+            shutil.rmtree(shelf)
+            shelf.mkdir(mode=0o700)
+        tempfile.TemporaryFile(dir=shelf).close()  # it can be written to
+    except OSError:
+        return tempfile.mkdtemp(prefix="programs-"), True
+    return str(shelf), False
+
+
+_OF_THIS_RUN = False
+if _PROGRAMS not in os.environ:  # workers inherit it
+    os.environ[_PROGRAMS], _OF_THIS_RUN = _kept_programs()
+os.environ["XDG_CACHE_HOME"] = os.environ[_PROGRAMS]  # none of the user's own are read or written
+for _name in ("NEUSIGHT_JAX_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+    os.environ.pop(_name, None)
 
 # Tests read benchmarks too; the last place, so that an installed package stays.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -48,9 +71,21 @@ install_import_hook([f"neusight_jax.{name}" for name in CHECKED], "typecheck.che
 
 import jax  # noqa: E402 - the hook comes before the first import of what it checks
 
+from neusight_jax.model import programs  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_compilation_cache_dir", os.environ[_PROGRAMS])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _source() -> str:
+    """Contents of the package, in place of times of files: a fresh copy finds what the last one kept."""
+    root = Path(programs.__file__).parents[1]
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yaml"))
+    return hashlib.sha256(b"".join(bytes(path.relative_to(root)) + path.read_bytes() for path in files)).hexdigest()
+
+
+programs._source = functools.cache(_source)
+jax.config.update("jax_compilation_cache_dir", None)
+programs.use_compile_cache()
 
 # Traces are millions of Python objects that live as long as their programs: looked through seldom.
 gc.freeze()
@@ -67,12 +102,6 @@ CARD: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test keeps compiled programs in the user's cache."""
-    monkeypatch.setenv("NEUSIGHT_JAX_CACHE", "0")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs() -> Iterator[None]:
     """Compiled programs go before they exhaust the memory, or the memory maps of a process (65530): XLA would die."""
@@ -83,6 +112,7 @@ def _room_for_programs() -> Iterator[None]:
     pages = int((process / "statm").read_text().split()[1])
     if len((process / "maps").read_bytes().splitlines()) > 15_000 or pages * os.sysconf("SC_PAGE_SIZE") > 2e9:
         jax.clear_caches()
+        programs._kept_program.cache_clear()
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
             libc.malloc_trim(0)
@@ -104,7 +134,8 @@ def make_checkpoint() -> Callable[..., Path]:
     from neusight_jax.model.checkpoint import save_checkpoint, untrained
 
     def make(folder: Path, **card: Any) -> Path:
-        save_checkpoint(folder, untrained("mixture", ARCHITECTURE), {**CARD, **card})
+        start = jax.jit(lambda: untrained("mixture", ARCHITECTURE))  # by one program
+        save_checkpoint(folder, start(), {**CARD, **card})
         return folder
 
     return make
@@ -153,8 +184,8 @@ def predict_fails(fails: Callable[..., str], checkpoint: Path) -> Callable[..., 
 
 
 def pytest_unconfigure() -> None:
-    """The programs of this run go with it."""
-    if _OWNER:
+    """Programs that the user has no place for go with the run."""
+    if _OF_THIS_RUN:
         shutil.rmtree(os.environ[_PROGRAMS], ignore_errors=True)
 
 

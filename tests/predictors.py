@@ -18,7 +18,7 @@ from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import CHANNELS, CONV, TENSOR_CONV, conv_dims
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
+from neusight_jax.kernels.family import Dims, Family, Work
 from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import COUNTED, STRIDED, WINDOW
 from neusight_jax.kernels.table import KernelBatch, KernelTable
@@ -41,9 +41,10 @@ RATES: tuple[str, ...] = ("clock_hz", "mem_bytes_per_s", "tdp_w", *PEAKS)
 
 @cache
 def _template(kind: str, members: int, hidden: tuple[int, ...]) -> Predictor:
-    """Made once a process: its many small programs take seconds to compile."""
+    """Made once a process, by one program: many small ones take three times as long to compile."""
     sizes = {"families": NETWORKS, "hidden": hidden, "members": members}
-    return jax.tree.map(np.asarray, untrained(kind, sizes))
+    template: Predictor = jax.tree.map(np.asarray, jax.jit(lambda: untrained(kind, sizes))())
+    return template
 
 
 def random_predictor(kind: str, seed: int, members: int = 1, hidden: tuple[int, ...] = (8,)) -> Predictor:
@@ -218,6 +219,17 @@ def random_kernels(seed: int, rows: int, dtypes: int = len(DTYPES)) -> KernelTab
         )
 
     return KernelTable({name: batch(FAMILIES[name]) for name in ON_ONE_GPU})
+
+
+def work_of(family: Family, dims: Dims, element_bytes: Any) -> Work:
+    """What kernels do, in NumPy, by one program a family: op by op it is dozens."""
+    work: Work = jax.tree.map(np.asarray, _works(family.name)(dims, element_bytes))
+    return work
+
+
+@cache
+def _works(name: str) -> Any:
+    return jax.jit(FAMILIES[name].work)
 
 
 def repadded(table: KernelTable, length: int) -> KernelTable:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predictors import RATES, only, random_kernels, random_predictor, scaled
+from predictors import RATES, only, random_kernels, random_predictor, scaled, work_of
 
 import neusight_jax as nj
 from neusight_jax.arithmetic import DTYPES
@@ -35,14 +36,13 @@ from neusight_jax.model.physics import FITTED
 from neusight_jax.model.roofline import element_bytes, exponentials_per_s, peak_flop_per_s
 
 
-def work_of(family: Any, library: float = 0.0, **sizes: Any) -> Work:
+def work(family: Any, library: float = 0.0, **sizes: Any) -> Work:
     plain: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_size": 128} | sizes
     queries = np.array([plain.pop("queries", 1)])
     context = np.array([plain.pop("context", queries[0])])
     drawn = attention_dims(queries, context, **plain)
-    dims = {name: jnp.asarray(value, jnp.float32) for name, value in drawn.items()} | {LIBRARY: jnp.array([library])}
-    work: Work = family.work(dims, jnp.array([2.0]))
-    return work
+    dims = {name: np.asarray(value, np.float32) for name, value in drawn.items()} | {LIBRARY: np.float32([library])}
+    return work_of(family, dims, np.float32([2.0]))
 
 
 def keys_by_counting(new: int, length: int, window: int, rows: int) -> float:
@@ -61,46 +61,46 @@ def keys_by_counting(new: int, length: int, window: int, rows: int) -> float:
 def test_blocks_visit_the_keys_of_all_their_queries(blocks: int, cached: int, window: int) -> None:
     rows = QUERY_TILES[0]
     new = rows * blocks
-    work = work_of(PREFILL, queries=new, context=new + cached, window=window)
+    steps = work(PREFILL, queries=new, context=new + cached, window=window).block_steps
     counted = keys_by_counting(new, new + cached, window, rows)
     # Keys are rounded up to whole steps; a window is taken to bind for every block, also for the first.
     over = KEY_STEP + (rows / 2 if window else 0.0)
-    assert counted - 1.0 <= float(work.block_steps[0, 0, 0]) <= counted + over
+    assert counted - 1.0 <= steps[0, 0, 0] <= counted + over
 
 
 def test_requests_of_any_lengths_are_never_less_than_their_pairs() -> None:
     parts = [attention_dims(np.array([n]), np.array([n]), heads=4, kv_heads=4, head_size=64) for n in (1, 1, 1, 10000)]
     summed = ("requests", "queries", "keys", "pairs", "context")
-    dims = {k: jnp.asarray(sum(p[k] for p in parts) if k in summed else v) for k, v in parts[0].items()}
-    work = PREFILL.work(dims, jnp.array([2.0]))
-    assert float(work.block_steps[0, 0, 0]) >= float(dims["pairs"][0] / dims["queries"][0])
+    dims = {k: np.asarray(sum(p[k] for p in parts) if k in summed else v, np.float32) for k, v in parts[0].items()}
+    steps = work_of(PREFILL, dims, np.float32([2.0])).block_steps
+    assert steps[0, 0, 0] >= float(dims["pairs"][0] / dims["queries"][0])
 
 
 def test_flash_attention_2_runs_windowed_heads_alone() -> None:
     """A decode of a layer with a window: a block for every query head, and its keys in one piece."""
-    shared = work_of(DECODE, 0.0, context=8192, window=4096)
-    alone = work_of(DECODE, FLASH2, context=8192, window=4096)
+    shared = work(DECODE, 0.0, context=8192, window=4096)
+    alone = work(DECODE, FLASH2, context=8192, window=4096)
     assert float(shared.blocks[0, 0, 0]) == 8
     np.testing.assert_array_equal(np.asarray(alone.blocks[0]), 32.0)
     np.testing.assert_array_equal(np.asarray(alone.block_steps[0]), 4096.0)
-    for wide in (work_of(DECODE, library, context=8192) for library in (0.0, FLASH2, FLASH3)):
-        np.testing.assert_array_equal(np.asarray(wide.blocks), np.asarray(work_of(DECODE, context=8192).blocks))
+    for wide in (work(DECODE, library, context=8192) for library in (0.0, FLASH2, FLASH3)):
+        np.testing.assert_array_equal(np.asarray(wide.blocks), np.asarray(work(DECODE, context=8192).blocks))
 
 
 def test_flash_attention_2_splits_keys_of_shared_blocks_only() -> None:
     """`seqlenq_ngroups_swapped` of its source: one query, more heads than the cache has, no window."""
     sizes: dict[str, Any] = {"context": 8192, "heads": 16, "kv_heads": 16}
-    assert float(work_of(DECODE, FLASH2, **sizes).blocks.max()) == 16.0
-    assert float(work_of(DECODE, FLASH3, **sizes).blocks.max()) == 16.0 * KEY_SPLITS[-1]
-    assert float(work_of(DECODE, FLASH2, **sizes | {"kv_heads": 8}).blocks.max()) == 8.0 * KEY_SPLITS[-1]
+    assert float(work(DECODE, FLASH2, **sizes).blocks.max()) == 16.0
+    assert float(work(DECODE, FLASH3, **sizes).blocks.max()) == 16.0 * KEY_SPLITS[-1]
+    assert float(work(DECODE, FLASH2, **sizes | {"kv_heads": 8}).blocks.max()) == 8.0 * KEY_SPLITS[-1]
 
 
 def test_flash_attention_3_lets_heads_of_a_group_share_a_block() -> None:
     """16 tokens of 4 heads are the 64 rows of one block; apart they are four blocks of 64 rows, 16 of them used."""
-    apart, shared = work_of(PREFILL, 0.0, queries=16), work_of(PREFILL, FLASH3, queries=16)
+    apart, shared = work(PREFILL, 0.0, queries=16), work(PREFILL, FLASH3, queries=16)
     assert (float(apart.blocks[0, 0, 0]), float(shared.blocks[0, 0, 0])) == (32.0, 8.0)
-    long = work_of(PREFILL, FLASH3, queries=4096)
-    assert float(long.blocks[0, 0, 0]) == float(work_of(PREFILL, 0.0, queries=4096).blocks[0, 0, 0])
+    long = work(PREFILL, FLASH3, queries=4096)
+    assert float(long.blocks[0, 0, 0]) == float(work(PREFILL, 0.0, queries=4096).blocks[0, 0, 0])
 
 
 def test_windowed_is_a_property_of_the_layer() -> None:
@@ -145,14 +145,17 @@ def test_the_softmax_is_time_of_its_own() -> None:
 def test_narrow_units_throttle() -> None:
     """T4 and V100 have equal units, but 70 and 300 W for 65 and 125 TFLOP/s: only T4 is bound by its power."""
     shares = {}
+    dims = {d: np.full(1, 8192.0, np.float32) for d in GEMM.dims} | {"batch": np.ones(1, np.float32)}
+    dtype = np.array([DTYPES.index("fp16")], np.int32)
+
+    @jax.jit
+    def power_over_arithmetic(gpu: nj.GPU, dims: Any, dtype: Any) -> Any:
+        work, peak = GEMM.work(dims, element_bytes(dtype)), peak_flop_per_s(gpu, GEMM, dtype)
+        times = physical_times(launched(gpu, GEMM, work, peak, dtype))
+        return times["power"][0, 0] * peak[0] / work.flop[0]
+
     for name in ("T4", "V100", "H100"):
-        gpu, family = nj.load_gpu(name), GEMM
-        dims = {d: jnp.full(1, 8192.0) for d in family.dims} | {"batch": jnp.ones(1)}
-        dtype = jnp.array([DTYPES.index("fp16")])
-        work = family.work(dims, element_bytes(dtype))
-        peak = peak_flop_per_s(gpu, family, dtype)
-        times = physical_times(launched(gpu, family, work, peak, dtype))
-        shares[name] = float(times["power"][0, 0] * peak[0] / work.flop[0])
+        shares[name] = float(power_over_arithmetic(nj.load_gpu(name), dims, dtype))
     assert shares["T4"] > 2.5
     assert shares["V100"] < 1.4
     assert shares["H100"] < 1.1
@@ -194,8 +197,8 @@ def test_flash_attention_3_plans_and_combines_in_kernels_of_their_own() -> None:
 
 def test_flash_attention_3_takes_128_keys_at_a_time() -> None:
     for library, padded in ((0.0, 192.0), (FLASH3, 256.0)):
-        assert float(work_of(DECODE, library, context=130).block_steps[0, 0, 0]) == padded
-        assert float(work_of(PREFILL, library, queries=1, context=130).block_steps[0, 0, 0]) == padded
+        assert float(work(DECODE, library, context=130).block_steps[0, 0, 0]) == padded
+        assert float(work(PREFILL, library, queries=1, context=130).block_steps[0, 0, 0]) == padded
 
 
 def test_libraries_outlive_a_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import functools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +66,17 @@ def error(predictor: KernelTable, table: KernelTable, seconds: np.ndarray) -> fl
 LOCAL = tuple(name for name in ON_ONE_GPU if name in NETWORKS)
 
 
+@jax.jit
+def all_points(table: KernelTable, stretch: float = 1.0) -> dict[str, Any]:
+    """Coordinates of kernels by family, by one program."""
+    return {name: shape_points(FAMILIES[name], batch, stretch) for name, batch in table.families.items()}
+
+
 def random_calibrated(seed: int) -> CalibratedPredictor:
     random = np.random.default_rng(seed)
     base = random_predictor("mixture", seed, hidden=(4,))
-    shapes = {}
-    for name in LOCAL:
-        table = random_kernels(seed, 6, dtypes=1)
-        points = shape_points(FAMILIES[name], jax.tree.map(jnp.asarray, table.families[name]), 4.0)
+    shapes, every = {}, all_points(only(random_kernels(seed, 6, dtypes=1), *LOCAL), 4.0)
+    for name, points in every.items():
         constant, weights = random.normal(size=len(EFFECTS)), random.normal(size=(6, len(EFFECTS)))
         shapes[name] = ShapeEffect(jnp.asarray(constant, jnp.float32), points, jnp.asarray(weights, jnp.float32))
     assert isinstance(base, MixturePredictor)
@@ -277,13 +282,13 @@ def test_slopes_and_speed_of_light_hold_for_any_calibration(name: str) -> None:
     np.testing.assert_allclose(fast.seconds, 0.5 * (inside(gpus).seconds + floors), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ON_ONE_GPU)
-def test_shape_points_have_as_many_coordinates_as_a_checkpoint_is_read_with(name: str) -> None:
-    batch = jax.tree.map(jnp.asarray, random_kernels(0, 4).families[name])
-    points = shape_points(FAMILIES[name], batch)
-    assert points.shape == (4, shape_coordinates(FAMILIES[name]))
-    assert shape_coordinates(FAMILIES[name]) == shape_coordinates(FAMILIES[FAMILIES[name].network])
-    assert np.all(np.isfinite(points))
+def test_shape_points_have_as_many_coordinates_as_a_checkpoint_is_read_with() -> None:
+    every = all_points(random_kernels(0, 4))
+    assert set(every) == {*ON_ONE_GPU}
+    for name, points in every.items():
+        assert points.shape == (4, shape_coordinates(FAMILIES[name])), name
+        assert shape_coordinates(FAMILIES[name]) == shape_coordinates(FAMILIES[FAMILIES[name].network]), name
+        assert np.all(np.isfinite(points)), name
 
 
 def test_a_permuted_operand_is_calibrated_as_the_sum_it_is() -> None:

@@ -18,7 +18,7 @@ from neusight_jax.training.data import NETWORKS
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOME), "NEUSIGHT_JAX_CACHE": "0"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOME)}
 TINY = ("bert-tiny", "--batch-size", "2", "--sequence-length", "16")
 
 Capture = pytest.CaptureFixture[str]
@@ -203,8 +203,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_a_second_run_uses_kept_programs_quietly(checkpoint: Path, tmp_path: Path) -> None:
-    unset = ("NEUSIGHT_JAX_CACHE", "TF_CPP_MIN_LOG_LEVEL")  # importing JAX, as the tests do, sets the second
-    environment = {name: value for name, value in ENVIRONMENT.items() if name not in unset}
+    unset = "TF_CPP_MIN_LOG_LEVEL"  # importing JAX, as the tests do, sets it
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != unset}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     command = [sys.executable, "-m", "neusight_jax", "predict", *TINY, "--gpu", "T4", "--checkpoint", str(checkpoint)]
     runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]

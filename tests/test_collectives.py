@@ -144,13 +144,14 @@ def test_times_scale_with_all_rates() -> None:
         terms = kernel_terms(predictor, machine, kernels, isolated=True)["collective"]
         return jnp.log(terms.seconds)
 
-    elasticity = np.asarray(jax.jacfwd(log_s)(jnp.zeros(()), 1.0))
-    seconds = np.exp(np.asarray(log_s(jnp.zeros(()), 1.0)))
+    slope = jax.jit(jax.jacfwd(log_s))
+    elasticity = np.asarray(slope(jnp.zeros(()), 1.0))
+    seconds = np.exp(np.asarray(jax.jit(log_s)(jnp.zeros(()), 1.0)))
     floor = np.exp(
         np.asarray(predictor.families["collective"].log_floor_s)[0] + _floor_residual(predictor, clusters, kernels)
     )
     np.testing.assert_allclose(elasticity, -1 + floor / seconds, atol=1e-3)
-    assert np.max(np.abs(np.asarray(jax.jacfwd(log_s)(jnp.zeros(()), 0.0)) + 1 - floor / seconds)) > 0.05
+    assert np.max(np.abs(np.asarray(slope(jnp.zeros(()), 0.0)) + 1 - floor / seconds)) > 0.05
 
 
 def _floor_residual(predictor: MixturePredictor, clusters: Cluster, kernels: KernelTable) -> np.ndarray:
@@ -171,10 +172,14 @@ def test_bytes_and_steps_by_hand() -> None:
     cluster = nj.load_cluster("16x H100")
 
     def times(op: str, ranks: float, domains: float) -> dict[str, np.ndarray]:
-        dims = {name: jnp.asarray([float(value)]) for name, value in collective_dims(op, 1e6, ranks, domains).items()}
-        work = COLLECTIVE.work(dims, jnp.full(1, 2.0))
-        at = launched(cluster.gpu, COLLECTIVE, work, jnp.full(1, 1e13), jnp.zeros(1, int), topology=cluster.topology)
-        return {name: np.asarray(values[0]) for name, values in physical_times(at).items()}
+        dims = {name: np.float32([value]) for name, value in collective_dims(op, 1e6, ranks, domains).items()}
+        return {name: np.asarray(values)[0] for name, values in bounds(dims).items()}
+
+    @jax.jit
+    def bounds(dims: Any) -> Any:
+        work, none = COLLECTIVE.work(dims, jnp.full(1, 2.0)), jnp.zeros(1, int)
+        at = launched(cluster.gpu, COLLECTIVE, work, jnp.full(1, 1e13), none, topology=cluster.topology)
+        return physical_times(at)
 
     inside = times("all_reduce", 8, 1)
     ring = 2 * 7 / 8 * 1e6 / 450e9

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from predictors import work_of as family_work
 
 import neusight_jax as nj
 from neusight_jax.baselines import load_baseline
@@ -37,8 +37,8 @@ def dims_of(op: str, **changes: Any) -> dict[str, float]:
 
 
 def work_of(dims: dict[str, float], element_bytes: float = 4.0) -> Any:
-    columns = {name: jnp.array([size], jnp.float32) for name, size in dims.items()}
-    return CONV.work(columns, jnp.array([element_bytes], jnp.float32))
+    columns = {name: np.float32([size]) for name, size in dims.items()}
+    return family_work(CONV, columns, np.float32([element_bytes]))
 
 
 def test_passes_by_hand() -> None:

@@ -110,7 +110,6 @@ def test_a_cache_that_others_may_write_to_is_left_alone(
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.delenv("NEUSIGHT_JAX_CACHE")
         assert use_compile_cache() is None
         assert jax.config.jax_compilation_cache_dir is None
     finally:
@@ -165,6 +164,7 @@ def test_what_a_search_closes_over_tells_its_programs_apart(kept: Path) -> None:
 
 def test_keeping_programs_is_off_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_programs", Path("before"))
+    monkeypatch.setenv("NEUSIGHT_JAX_CACHE", "0")
     use_compile_cache()
     assert programs._programs is None
 

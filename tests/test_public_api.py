@@ -19,7 +19,7 @@ from neusight_jax.model.predictor import RooflinePredictor
 from synthetic import synthetic_rows
 
 HOME = Path(nj.__file__).resolve().parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOME), "NEUSIGHT_JAX_CACHE": "0", "JAX_PLATFORMS": "cpu"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOME), "JAX_PLATFORMS": "cpu"}
 
 
 def _python(code: str, cwd: Path) -> str:

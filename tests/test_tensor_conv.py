@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from predictors import work_of
 
 import neusight_jax as nj
 from neusight_jax.kernels.conv import conv_dims
@@ -43,8 +43,8 @@ def test_a_load_is_as_wide_as_rows_are_aligned(dtype: str, n: int, load: int) ->
     """A block of 256×128 loads 256 + 128 rows of 4096 and stores 256 · 128 elements, four a clock; where all are of
     16 bytes none is counted."""
     size = 2.0 if dtype == "bf16" else 4.0
-    dims = {key: jnp.full(1, 1.0 * value) for key, value in {"batch": 1, "m": 4096, "n": n, "k": 4096}.items()}
-    cycles = FAMILIES["gemm"].work(dims, jnp.full(1, size)).load_cycles
+    dims = {key: np.float32([value]) for key, value in {"batch": 1, "m": 4096, "n": n, "k": 4096}.items()}
+    cycles = work_of(FAMILIES["gemm"], dims, np.float32([size])).load_cycles
     assert cycles is not None
     moved = size * ((128 + 256) * 4096 + 128 * 256)
     np.testing.assert_allclose(cycles[0, -1, 0], 0.0 if load == 16 else moved / load / 4.0, rtol=1e-6)
@@ -73,10 +73,10 @@ def test_convolutions_beside_fp32_are_products_of_tensor_cores() -> None:
 def test_channels_are_taken_64_at_a_time_in_a_window() -> None:
     """A 3×3 window over 96 channels multiplies as much as one over 128; one of 1×1 does not."""
     dims = {
-        name: jnp.full(1, np.asarray(values)[0])
+        name: np.float32([np.asarray(values)[0]])
         for name, values in convolution(96, 128).families["tensor_conv"].dims.items()
     }
-    work = FAMILIES["tensor_conv"].work(dims, jnp.full(1, 2.0))
+    work = work_of(FAMILIES["tensor_conv"], dims, np.float32([2.0]))
     np.testing.assert_allclose(work.block_steps[0, 0, 0], 9 * 128)
     np.testing.assert_allclose(work.flop, 2 * 64 * 56 * 56 * 128 * 96 * 9, rtol=1e-6)
 
@@ -85,10 +85,10 @@ def test_channels_of_tf32_are_taken_16_at_a_time() -> None:
     """Padded ones too: a window over 3 channels multiplies as much as one over 16."""
     for channels in (3, 16):
         dims = {
-            name: jnp.full(1, np.asarray(values)[0])
+            name: np.float32([np.asarray(values)[0]])
             for name, values in convolution(channels, 128, dtype="tf32").families["tensor_conv"].dims.items()
         }
-        work = FAMILIES["tensor_conv"].work(dims, jnp.full(1, 4.0))
+        work = work_of(FAMILIES["tensor_conv"], dims, np.float32([4.0]))
         np.testing.assert_allclose(work.block_steps[0, 0, 0], 9 * 16)
 
 
