@@ -13,7 +13,7 @@ import pytest
 
 import neusight_jax as nj
 from neusight_jax.designs.search import Search
-from neusight_jax.model import heads, latency, programs, streams
+from neusight_jax.model import batching, heads, latency, programs, streams
 from neusight_jax.model.programs import announce_compiling, one_shot, use_compile_cache
 from neusight_jax.workloads import workload
 
@@ -202,10 +202,11 @@ def test_values_slopes_and_batches_of_latency_are_kept(kept: Path, monkeypatch: 
 
     first = answers()
     np.testing.assert_allclose(first[0], first[2][0], rtol=1e-6)
-    number, memory = len(list(kept.iterdir())), programs._in_memory(latency.__name__)
+    number = len(list(kept.iterdir()))
+    memories = {module.__name__: programs._in_memory(module.__name__) for module in (latency, batching)}
     programs._kept_program.cache_clear()  # as in the next process
     monkeypatch.setattr(latency, "kernel_terms", None)  # a trace would fail
-    monkeypatch.setattr(programs, "_in_memory", lambda module: memory)
+    monkeypatch.setattr(programs, "_in_memory", memories.get)
     for one, other in zip(first, answers(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(list(kept.iterdir())) == number

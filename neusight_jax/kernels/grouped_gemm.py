@@ -55,8 +55,8 @@ def expert_dims(
     active = xp.minimum(local, rows) if distribution == "balanced" else local * -xp.expm1(-rows / local)
     strength = float(np.asarray(skew))
     if strength > 0.0:
-        sizes = [float(np.asarray(size)) for size in (tokens, experts, local, top_k)]
-        rows, active = _skewed(*sizes, skew=strength)
+        one, of_all, here, chosen = (float(np.asarray(size)) for size in (tokens, experts, local, top_k))
+        rows, active = _skewed(one, of_all, here, chosen, strength)
     dims = {"tokens": tokens, "rows": rows, "active": xp.maximum(active, 1e-3), "hidden": hidden, "inner": inner}
     return {name: xp.broadcast_to(xp.asarray(value, float), rows.shape) for name, value in dims.items()}
 

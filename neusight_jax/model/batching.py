@@ -176,7 +176,7 @@ def fast_on_many(of_table: Callable[..., Any]) -> Callable[..., Any]:
       of_table: of predictor, machine, kernels, relaxation, isolated; additive over the rows of the table. Returns
         arrays in tuples and lists.
     """
-    primitive = Primitive(of_table.__name__)
+    primitive: Any = Primitive(of_table.__name__)
     primitive.multiple_results = True
     asked: Counter[tuple[Any, ...]] = Counter()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
@@ -99,14 +99,15 @@ def _kept_program(
     assert _programs is not None
     if (modules := _in_memory(function.__module__)) is None:
         return None
-    runs_on = (jax.__version__, jaxlib.__version__, _processor(), jax.device_count(), _config.jax_enable_x64)
+    runs_on = (jax.__version__, jaxlib.version.__version__, _processor(), jax.device_count(), _config.jax_enable_x64)
     key = "\n".join([_source(), modules, str(runs_on), name, closes_over, str(plainly), str(tree), str(kinds)])
     path = _programs / f"{hashlib.sha256(key.encode()).hexdigest()}.program"
     try:
         if not (_is_ours(path.parent) and _is_ours(path)):
             raise PermissionError
+        content, given, returned = pickle.loads(path.read_bytes())
         kept: Callable[..., Any] = serialize_executable.deserialize_and_load(
-            *pickle.loads(path.read_bytes()), execution_devices=jax.devices()[:1]
+            content, given, returned, execution_devices=jax.devices()[:1]
         )
         return kept
     except Exception:  # not there, not ours, cut short, or of another version: compiled again

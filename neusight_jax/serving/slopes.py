@@ -12,7 +12,8 @@ import numpy as np
 
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, on_device
-from neusight_jax.hardware.variant import fields_of, figure_of, vary
+from neusight_jax.hardware.variant import fields_of, vary
+from neusight_jax.hardware.variant import figure as figure_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.serving.simulators import Run
 from neusight_jax.serving.steady import Demand, steady
