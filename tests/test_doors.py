@@ -144,7 +144,7 @@ WHOLE_RUNS = ("predict", "compare", "parallelize", "finetune", "serve")
 LAYOUTS = ("--gpus", "2", "--global-batch-size", "4", "--sequence-length", "128")
 ELSEWHERE: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("parallelize", "graph"): (("tiny.json", *LAYOUTS), ""),
-    ("parallelize", "program"): (("program.py:program", *LAYOUTS), "jobs are of decoders by name or config.json"),
+    ("parallelize", "program"): (("program.py:program", *LAYOUTS), "jobs are of models by name or config.json"),
     ("finetune", "graph"): (("tiny.json",), ""),
     ("finetune", "program"): (("program.py:program",), "jobs are of decoders by name or config.json"),
     ("serve", "graph"): (("tiny.json",), ""),

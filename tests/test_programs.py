@@ -233,6 +233,25 @@ print(nj.predict(predictor, nj.load_gpu("T4"), nj.graph_from_config("bert-tiny",
     assert off.stdout.splitlines()[0] == "None"
 
 
+def test_a_program_that_jax_had_kept_is_kept_whole(tmp_path: Path) -> None:
+    """What JAX reads from its own cache lacks parts when it is written again: the third process would fail."""
+    code = """
+import contextlib, sys, neusight_jax as nj
+from neusight_jax.model import programs
+predictor = nj.load_predictor("fp32")
+if sys.argv[1] == "jax":
+    programs._compiled_here, programs._keep = contextlib.nullcontext, lambda path, content: None
+print(float(nj.latency(predictor, nj.load_gpu("T4"), nj.graph_from_config("bert-tiny", 1, 32).kernels)))
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = [
+        subprocess.run([sys.executable, "-c", code, step], env=environment, capture_output=True, text=True, check=True)
+        for step in ("jax", "keeps", "reads")
+    ]
+    assert len({run.stdout for run in printed}) == 1
+
+
 def test_a_cache_that_is_set_stays_and_one_that_cannot_be_is_no_error(tmp_path: Path) -> None:
     before = jax.config.jax_compilation_cache_dir
     assert use_compile_cache() == Path(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_configs import DECODERS
@@ -72,7 +73,8 @@ def test_slopes_by_every_size(model: str, mode: str) -> None:
     machine = nj.load_gpu("H100")
 
     def seconds(sizes: nj.ModelShape) -> Any:
-        return plain_sum(RooflinePredictor(), machine, nj.kernels_of(sizes, **workload), 1.0, False).sum()
+        kernels = jax.tree.map(jnp.asarray, nj.kernels_of(sizes, **workload))
+        return plain_sum(RooflinePredictor(), machine, kernels, 1.0, False).sum()
 
     with _double():
         errors = walk(seconds, shape.replace(**{name: np.float64(size) for name, size in moved.items()}))

@@ -119,7 +119,7 @@ def _kept_program(
         flat.__name__ = function.__name__
         options = _plain_options() if plainly else None
         lowered = jax.jit(flat, compiler_options=options).lower(specs)
-        with _kept_once():
+        with _compiled_here():
             made = lowered.compile()
         with contextlib.suppress(OSError, ValueError, TypeError, NotImplementedError, pickle.PicklingError):
             _keep(path, pickle.dumps(serialize_executable.serialize(made)))
@@ -127,15 +127,21 @@ def _kept_program(
 
 
 @contextlib.contextmanager
-def _kept_once() -> Iterator[None]:
-    """JAX keeps no second copy of what is compiled meanwhile."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(_config, name)
-    _config.update(name, float("inf"))
+def _compiled_here() -> Iterator[None]:
+    """JAX's own cache holds nothing of what is compiled meanwhile: what it has read cannot be kept again, for parts of
+    such a program are missing, and a second copy is of no use."""
+    settings = {
+        "jax_persistent_cache_min_compile_time_secs": float("inf"),
+        "jax_compilation_cache_include_metadata_in_key": True,  # as of no other program
+    }
+    before = {name: getattr(_config, name) for name in settings}
+    for name, value in settings.items():
+        _config.update(name, value)
     try:
         yield
     finally:
-        _config.update(name, before)
+        for name, value in before.items():
+            _config.update(name, value)
 
 
 def _in_memory(module: str) -> str | None:
