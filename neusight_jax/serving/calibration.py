@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from neusight_jax.hardware.cluster import Machine, as_cluster
 from neusight_jax.job.step import most_probable
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import json_text
-from neusight_jax.serving.layouts import replicas
+from neusight_jax.serving.layouts import Replica, replicas
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import WIDTHS, Engine, Times, engine_of, usual_options
@@ -112,11 +113,17 @@ def calibrate_engine(
     start, cluster = engine_of(engine), as_cluster(machine)
     setup = usual_options(float(np.asarray(cluster.gpu.mem_bytes)), gpu_name, **(options or {}))
     model, longest = load_model(config, **(dtypes or {})), max(row.input_tokens + row.output_tokens for row in loads)
+
+    @functools.cache
+    def replica_of(lengths: Lengths, tensor: int, expert: int) -> Replica:
+        machines, setups = {gpu_name: cluster}, {gpu_name: setup}
+        (replica,) = replicas(predictor, machines, model, lengths, longest, setups, start, [tensor], [expert])
+        return replica
+
     cases: list[tuple[Times, Demand, float, float]] = []
     for row in loads:
         lengths = Lengths(row.input_tokens, row.output_tokens)
-        ranks = [row.tensor_parallel], [row.expert_parallel]
-        (replica,) = replicas(predictor, {gpu_name: cluster}, model, lengths, longest, {gpu_name: setup}, start, *ranks)
+        replica = replica_of(lengths, row.tensor_parallel, row.expert_parallel)
         if replica.times is None:
             raise InputError(f"{row.tensor_parallel} ranks with {longest} tokens: {replica.reason}")
         if row.users > replica.most:
