@@ -70,6 +70,12 @@ class Setup:
     system: str
     tensor: int
     expert: int
+    data: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.tensor * self.data
 
 
 def folder() -> Path:
@@ -145,16 +151,19 @@ def _setup(values: Mapping[str, str], prefix: str) -> Setup | str:
     tensor, expert, split, data = (
         int(values[prefix + name] or 0) for name in ("tp_size", "moe_ep_size", "moe_tp_size", "attention_dp_size")
     )
-    if data > 1:
-        return "attention is data parallel"
+    data = max(data, 1)
+    if data > 1 and tensor > 1:
+        return "tensor and data ranks, which may be the same counted twice"
+    if data == split * expert == expert**2 > 1:
+        data, split = expert, 1  # written as a product; the row's id has TP and EP
     if expert > 1 and split > 1 and tensor == expert * split == expert**2:
         tensor, split = expert, 1  # written as a product; the row's id has TP and EP
-    if expert > 1 and expert != tensor:
+    if expert > 1 and expert != tensor * data:
         return "experts are split both ways"
-    if tensor > 8:
+    if tensor * data > 8:
         return "a replica of more than 8 GPUs"
     quantization = values["gemm_quant_mode"].replace("_block", "") or "bf16"
-    return Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1))
+    return Setup(values["model_path"], quantization, values["system"], tensor, max(expert, 1), data)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,18 @@ WAVES: dict[str, dict[str, float]] = {
 
 
 @functools.cache
-def _steps(name: str, quantization: str, tensor: int, expert: int, paths: tuple[str, ...], grid: Axes) -> Any:
-    layout = Parallelism(tensor=tensor, expert=expert)
+def _steps(name: str, quantization: str, layout: Parallelism, paths: tuple[str, ...], grid: Axes) -> Any:
     return steps(model_of(name, quantization), layout, 8, paths, grid)
 
 
 def table(setup: Setup, predictor: Any) -> tuple[tuple[Times, Times, Times], float, float]:
     """Step times of a set-up with those of both ends of the kernels' intervals, its KV cache in bytes, and that of a
     request of `LENGTH` tokens."""
-    cluster = load_cluster(f"{setup.tensor}x {SYSTEMS[setup.system]}")
+    cluster = load_cluster(f"{setup.gpus}x {SYSTEMS[setup.system]}")
     model = model_of(setup.model, setup.quantization)
     grid = axes(LENGTH, CHUNK, MOST)
-    own = _steps(setup.model, setup.quantization, setup.tensor, setup.expert, tuple(sorted(cluster.gpu.paths)), grid)
-    layout = Parallelism(tensor=setup.tensor, expert=setup.expert)
+    layout = Parallelism(tensor=setup.tensor, data=setup.data, expert=setup.expert)
+    own = _steps(setup.model, setup.quantization, layout, tuple(sorted(cluster.gpu.paths)), grid)
     found = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), Options(CHUNK, MOST), LENGTH)
     return bounded_times(predictor, cluster, own, Engine()), found.cache_bytes, found.request_bytes
 
@@ -85,13 +84,14 @@ def tables(setups: Iterable[Setup]) -> dict[Setup, tuple[tuple[Times, Times, Tim
 @dataclass(frozen=True)
 class Batch:
     """Rows stacked for one program: step times of each, what is asked, requests held, and how many run at most; of
-    disaggregated ones also of the replicas that prefill, seconds of a transfer, and how many there are of both."""
+    disaggregated ones also times of the replicas that prefill, seconds of a transfer, and how many there are of both.
+    """
 
     times: Times
     asked: Demand
     load: np.ndarray
     most: np.ndarray
-    pools: tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray] | None = None
+    pools: tuple[Times, np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any], end: int = 0) -> Batch:
@@ -103,19 +103,26 @@ def stacked(frame: pd.DataFrame, found: Mapping[Setup, Any], end: int = 0) -> Ba
     chunks = math.ceil(frame["input"].max() / CHUNK)
     polls = [Options(CHUNK, MOST, poll_steps=int(each)) for each in frame["polls"]]
     asked = [demand(each, own, most_chunks=chunks) for each, own in zip(lengths, polls, strict=True)]
-    most = [min(MOST, max(_room(each, length.mean_context), 1.0)) for each, length in zip(own, lengths, strict=True)]
+    ranks = [setup.data for setup in frame["setup"]]
+    most = [
+        count * min(MOST, max(_room(each, length.mean_context), 1.0))
+        for count, each, length in zip(ranks, own, lengths, strict=True)
+    ]
     rows = jax.tree.map(lambda *each: np.stack([np.asarray(one, np.float32) for one in each]), *asked)
     pools = None
     if frame["prefill"].notna().all():
         sent = [_transfer_s(each, found) for each in frame.to_dict("records")]
         counts = (frame[name].to_numpy(np.float32) for name in ("prefill_replicas", "decode_replicas"))
-        pools = (_tables([found[each] for each in frame["prefill"]], end), np.array(sent, np.float32), *counts)
-    times = Times(_tables(own, end), Engine(), own[0][0][0].axes)
-    return Batch(times, rows, frame["load"].to_numpy(np.float32), np.array(most), pools)
+        pools = (_times(frame["prefill"], found, end), np.array(sent, np.float32), *counts)
+    return Batch(_times(frame["setup"], found, end), rows, frame["load"].to_numpy(np.float32), np.array(most), pools)
 
 
-def _tables(own: list[Any], end: int) -> dict[str, Any]:
-    return {name: np.stack([each[0][end].tables[name] for each in own]) for name in own[0][0][end].tables}
+def _times(setups: Iterable[Setup], found: Mapping[Setup, Any], end: int) -> Times:
+    """Step times of set-ups stacked, for whatever engine."""
+    own = [found[setup][0][end] for setup in setups]
+    tables = {name: np.stack([each.tables[name] for each in own]) for name in own[0].tables}
+    ranks = np.array([each.attention_ranks for each in own], np.float32)
+    return Times(tables, None, own[0].axes, attention_ranks=ranks)
 
 
 def _room(found: tuple[Any, float, float], context: float) -> float:
@@ -126,7 +133,7 @@ def _room(found: tuple[Any, float, float], context: float) -> float:
 def _transfer_s(row: Mapping[str, Any], found: Mapping[Setup, Any]) -> float:
     """Seconds that the KV cache of a prompt takes to the replica that decodes."""
     setups = row["prefill"], row["setup"]
-    gpus = sum(each.tensor * row[f"{name}_replicas"] for each, name in zip(setups, ("prefill", "decode"), strict=True))
+    gpus = sum(each.gpus * row[f"{name}_replicas"] for each, name in zip(setups, ("prefill", "decode"), strict=True))
     sent = max(found[each][2] for each in setups) * SHARES[row["generator"]] * row["input"] / LENGTH
     return sent / link_bytes_per_s(load_cluster(f"{gpus}x {SYSTEMS[row['system']]}"), gpus)
 
@@ -134,19 +141,16 @@ def _transfer_s(row: Mapping[str, Any], found: Mapping[Setup, Any]) -> float:
 def _forecasts(engine: Engine, waves: Any, rows: Any) -> Any:
     def one(wave: Any, times: Times, asked: Demand, load: Any, most: Any, pools: Any) -> Any:
         own = engine.replace(wave=wave)
-        times = Times(times.tables, own, times.axes)
+        times = replace(times, engine=own)
         if pools is None:
             state = steady(times, asked, load, most)
         else:
             first, *rest = pools
             sent, *counts = rest
-            state = pooled(Times(first, own, times.axes), times, asked, load, sent, most, *counts)
+            state = pooled(replace(first, engine=own), times, asked, load, sent, most, *counts)
         return jnp.stack([state.tpot_s, state.ttft_s])
 
-    times, *rest = rows
-    return jax.vmap(lambda wave, tables, *each: one(wave, Times(tables, engine, times.axes), *each))(
-        waves, times.tables, *rest
-    )
+    return jax.vmap(one)(waves, *rows)
 
 
 _forecast = jax.jit(_forecasts)
@@ -194,9 +198,10 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
       found: TPOT and TTFT by the kernels, and by the low and the high ends of their intervals [end, row, 2].
     """
     rows = []
-    pools = frame["prefill"].notna()
-    development = frame["system"].isin(DEVELOPMENT) & ~pools
-    parts = {"development": development, "test": ~development & ~pools, "disaggregated": pools}
+    pools, shared = frame["prefill"].notna(), _shared(frame)
+    development = frame["system"].isin(DEVELOPMENT) & ~pools & ~shared
+    test = ~development & ~pools & ~shared
+    parts = {"development": development, "test": test, "disaggregated": pools & ~shared, "data parallel": shared}
     for part, chosen in parts.items():
         for loads, few in (("at most 8", frame["load"] <= 8), ("all", frame["load"] > 0)):
             own = (chosen & few).to_numpy()
@@ -212,6 +217,12 @@ def scores(frame: pd.DataFrame, found: np.ndarray) -> pd.DataFrame:
                 entry[f"{name} inside"] = round(float(np.mean((low <= measured) & (measured <= high))) * 100, 1)
             rows.append(entry)
     return pd.DataFrame(rows)
+
+
+def _shared(frame: pd.DataFrame) -> pd.Series:
+    """Rows with data-parallel attention, of prompts or answers."""
+    either: pd.Series = (frame["data"] > 1) | frame["prefill"].map(lambda each: each is not None and each.data > 1)
+    return either
 
 
 def prepared(
@@ -264,7 +275,7 @@ def forecasts(frame: pd.DataFrame, tabled: Mapping[Setup, Any], *, fitted: bool)
     """TPOT and TTFT of every row [end, row, 2] by the numbers of its engine and load generator, those that ship or
     `fitted` here on development rows, which are printed."""
     pools = frame["prefill"].notna().to_numpy()
-    development = frame["system"].isin(DEVELOPMENT).to_numpy() & ~pools
+    development = frame["system"].isin(DEVELOPMENT).to_numpy() & ~pools & ~_shared(frame).to_numpy()
     found = np.full((3, len(frame), 2), np.nan)
     for name, engine in ENGINES.items():
         backend, waves = (frame["backend"] == name).to_numpy(), WAVES[name]

@@ -29,7 +29,7 @@ from neusight_jax.hardware.cluster import on_device
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.serving import simulators
 from neusight_jax.serving.choices import Serving
-from neusight_jax.serving.layouts import named_machines, replicas
+from neusight_jax.serving.layouts import Ranks, named_machines, replicas
 from neusight_jax.serving.steady import Lengths, demand, steady
 from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import LEARNED, usual_options
@@ -59,7 +59,7 @@ def loads(predictor: Predictor, name: str) -> None:
     options = {gpu: usual_options(float(np.asarray(each.gpu.mem_bytes)), gpu) for gpu, each in machines.items()}
     for shape in SHAPES:
         lengths = Lengths(*shape)
-        for replica in replicas(predictor, machines, model, lengths, sum(shape), options, LEARNED, [2]):
+        for replica in replicas(predictor, machines, model, lengths, sum(shape), options, LEARNED, Ranks([2])):
             assert replica.times is not None
             assert replica.memory is not None
             times, setup, users = replica.times[0], replica.options, float(replica.most)

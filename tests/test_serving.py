@@ -350,6 +350,7 @@ class Analytic:
 
     machine: Any
     engine: Engine
+    attention_ranks: float = 1.0
 
     def step_s(
         self, decode: Any, context: Any, chunk: Any = 0.0, start: Any = 0.0, guesses: Any = 0.0, prompts: Any = 1.0

@@ -152,7 +152,7 @@ def test_what_an_engine_misses_is_said(own: Times, monkeypatch: pytest.MonkeyPat
     memory = Capacity(1e9, 1e8, 1e9, 6e10, 1e8, 8e10)
     replica = Replica("H100", Parallelism(), OPTIONS, memory, (own,) * 3, 64.0)
     choice, load = ServingChoice("H100", 1, 1, replicas=1, gpus=1), Load(LENGTHS, 9.0, None, ttft_s=1.0, max_gpus=2)
-    (found,) = under_load.under_load([choice], {("H100", 1, 1): replica}, {}, None, load, None)
+    (found,) = under_load.under_load([choice], {("H100", Parallelism()): replica}, {}, None, load, None)
     assert found.replicas is None
     assert found.notes == (
         "run by the engine, 2 replicas miss the targets: first token after 3 s, target 1 s (3 times)",

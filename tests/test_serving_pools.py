@@ -112,7 +112,7 @@ def test_an_answer_of_pools(monkeypatch: pytest.MonkeyPatch) -> None:
         return Run({"p50": 0.1, "p95": 0.1}, {"p50": 0.01, "p95": 0.01 if workers >= found.replicas else 1.0}, 9.0, 0.0)
 
     monkeypatch.setattr(under_load, "run", engine_run)
-    tried = {("H100", replica.layout.tensor, replica.layout.expert): replica}
+    tried = {("H100", replica.layout): replica}
     (measured,) = under_load.under_load([found], tried, {"H100": cluster}, model, load, None)
     assert (measured.replicas, measured.prefill["replicas"]) == (found.replicas, 1)
     prefill = runs[0][1]

@@ -26,6 +26,7 @@ _WRITE = "Also write the best layout to deploy it: vllm=, dynamo= or llm-d= and 
 _ENGINE = "Whose own time is counted: vllm, trtllm, sglang, or a file of `calibrate --engine`."
 _DRAFT = "Tokens guessed ahead of each step (speculative decoding, MTP), or best: as many as serve the load best."
 _SKEW = "Exponent of Zipf's law of how popular experts are with tokens of answers; 0 = all alike."
+_DATA = "Ranks to try that hold requests of their own and share the experts (data-parallel attention)."
 _DTYPE = "Of the arithmetic of matrix products."
 
 
@@ -53,6 +54,7 @@ class EngineOptions:
     expert_parallel: Annotated[
         list[int] | None, option("1 = experts split as layers are, or as many as ranks.", default="both")
     ] = None
+    data_parallel: Annotated[list[int] | None, option(_DATA, default="1")] = None
     disaggregated: Annotated[bool, option("Also try GPUs that only take prompts beside others that only answer.")] = (
         False
     )
@@ -125,6 +127,7 @@ def serve(
             options={field.name: getattr(setup, field.name) for field in fields(Options)} | drafts,
             tensor_parallel=setup.tensor_parallel,
             expert_parallel=setup.expert_parallel,
+            data_parallel=setup.data_parallel,
             disaggregated=setup.disaggregated,
             engine=setup.engine,
             limits=limit_figures(limits),

@@ -348,7 +348,7 @@ def _splits(model: Decoder, tensor: int) -> bool:
     """Whether the layers split over so many ranks."""
     try:
         for layer in model.layers:
-            part_of("", layer, tensor, False)
+            part_of("", layer, tensor)
     except InputError:
         return False
     return True

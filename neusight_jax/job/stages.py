@@ -231,7 +231,7 @@ def _eager_stage(
 ) -> Stage:
     """`stage_of` of eager PyTorch."""
     for layer in model.layers:
-        part_of(config.name, layer, layout.tensor, False)
+        part_of(config.name, layer, layout.tensor)
     tape = Tape(True, "fp32")
     record_gpt2(tape, config.eager, layout.micro_batch_size, sequence_length // layout.context, shard)
     graph = eager_graph(config.eager, tape, layout.micro_batch_size, sequence_length)

@@ -8,10 +8,11 @@ from functools import partial
 
 from rich.console import RenderableType
 
+from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval, scatter
 from neusight_jax.reports.text import INTERVAL, between, cells_table, headed, prices_fact, run_cells
-from neusight_jax.serving.choices import Serving, ServingChoice
+from neusight_jax.serving.choices import Serving, ServingChoice, layout_of
 from neusight_jax.units import MS, duration, figure_text
 
 
@@ -95,12 +96,12 @@ def _cells(choice: ServingChoice, serving: Serving) -> dict[str, str]:
 def _layout(choice: ServingChoice) -> str:
     """Replicas and how each is split; those that prefill, then those that decode."""
 
-    def split(replicas: float | None, tensor: float, expert: float) -> str:
-        return f"{replicas:g} x TP{tensor:g}" + (f" EP{expert:g}" if expert > 1 else "")
+    def split(replicas: float | None, layout: Parallelism) -> str:
+        more = (f" {name}{ranks}" for name, ranks in (("DP", layout.data), ("EP", layout.expert)) if ranks > 1)
+        return f"{replicas:g} x TP{layout.tensor}{''.join(more)}"
 
-    decode = split(choice.replicas, choice.tensor, choice.expert)
-    first = choice.prefill
-    return f"{split(first['replicas'], first['tensor'], first['expert'])} + {decode}" if first else decode
+    decode, first = split(choice.replicas, choice.layout), choice.prefill
+    return f"{split(first['replicas'], layout_of(first))} + {decode}" if first else decode
 
 
 def _bounded(value: float, interval: tuple[float, float]) -> str:

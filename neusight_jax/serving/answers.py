@@ -19,14 +19,15 @@ from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
+from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.deployment import vllm_command, vllm_flags
-from neusight_jax.serving.layouts import Replica, named_machines, replicas
+from neusight_jax.serving.layouts import Ranks, Replica, named_machines, replicas
 from neusight_jax.serving.pools import disaggregated as pooled
 from neusight_jax.serving.power import powered
-from neusight_jax.serving.simulators import Trace, installed, read_trace, require_engine
+from neusight_jax.serving.simulators import PACKAGE, Trace, installed, read_trace, require_engine
 from neusight_jax.serving.steady import PERCENTILES, Demand, Lengths, Steady, demand, first_interval, steady
 from neusight_jax.serving.steps import Model, load_model
 from neusight_jax.serving.times import (
@@ -41,7 +42,8 @@ from neusight_jax.serving.times import (
     stacked,
     usual_options,
 )
-from neusight_jax.serving.under_load import METHOD, under_load
+from neusight_jax.serving.under_load import METHOD, Tried, under_load
+from neusight_jax.units import counted
 
 BEST_DRAFT = "best"
 MOST_DRAFTED = 5
@@ -72,6 +74,7 @@ def serve(
     options: Mapping[str, Any] | None = None,
     tensor_parallel: Sequence[int] | None = None,
     expert_parallel: Sequence[int] | None = None,
+    data_parallel: Sequence[int] | None = None,
     disaggregated: bool = False,
     engine: Engine | str = LEARNED,
     limits: Mapping[str, float] | None = None,
@@ -94,14 +97,15 @@ def serve(
       prices: of an hour of one GPU; max_gpus: most of one type; max_kw: most kilowatts that all boards draw on average.
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config`; run: also what so many output tokens cost.
       options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best" (`drafted`).
-      tensor_parallel: ranks of a replica to try; expert_parallel: 1 = experts split as layers are, or as many.
+      tensor_parallel, expert_parallel, data_parallel: ranks of a replica to try, as of `layouts.Ranks`.
       disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
       expert_skew: exponent of Zipf's law of how popular experts are in answers, 0 = all alike (`expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
-    priced, engine_runs = prices_of(prices), _method(method, trace is not None)
+    ranks = Ranks(tensor_parallel, expert_parallel, data_parallel)
+    priced, engine_runs = prices_of(prices), _method(method, trace is not None, ranks)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
     targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
@@ -111,7 +115,7 @@ def serve(
     served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
     if engine_runs:
         require_engine(served.options.values())
-    tried = served.replicas(predictor, constants, tensor_parallel, expert_parallel)
+    tried = served.replicas(predictor, constants, ranks)
     served, choices = served.with_drafts(served.choices(tried, priced, disaggregated, engine_runs), tried)
     if run:
         choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
@@ -136,13 +140,13 @@ def drafted(replica: Replica, load: Load) -> Replica:
     return min(ways, key=cost)
 
 
-def _with_draft(choice: ServingChoice, tried: Mapping[tuple[str, int, int], Replica], context: float) -> ServingChoice:
+def _with_draft(choice: ServingChoice, tried: Tried, context: float) -> ServingChoice:
     """A choice with how many tokens are guessed ahead, and would be of other numbers of running requests.
 
     Args:
-      tried: replicas by GPU, tensor and expert ranks; context: mean length of their sequences.
+      tried: replicas by GPU and layout; context: mean length of their sequences.
     """
-    replica = tried.get((choice.gpu, choice.tensor, choice.expert))
+    replica = tried.get((choice.gpu, choice.layout))
     if replica is None or replica.times is None:
         return choice
     batches = [1 << place for place in range(int(max(replica.most, 1.0)).bit_length())]
@@ -214,39 +218,26 @@ class _Served:
     requests: Trace | None
     drafting: bool = False
 
-    def replicas(
-        self, predictor: Predictor, engine: Engine, tensor: Sequence[int] | None, expert: Sequence[int] | None
-    ) -> dict[tuple[str, int, int], Replica]:
-        """Replicas to try, by GPU and ranks.
-
-        Args:
-          predictor: forecasts the kernels.
-          engine: numbers of the engine's own time.
-          tensor: ranks of a replica; None = powers of two up to 8 within a server.
-          expert: 1 = experts are split as layers are, as many as `tensor` = they stay whole; None = both.
-        """
+    def replicas(self, predictor: Predictor, engine: Engine, ranks: Ranks) -> dict[tuple[str, Parallelism], Replica]:
+        """Replicas to try, by GPU and layout: what `layouts.replicas` makes of the same arguments."""
         lengths = self.load.lengths
         longest = sum(asdict(lengths).values()) if self.requests is None else self.requests.longest
-        candidates = replicas(
-            predictor, self.clusters, self.model, lengths, longest, self.options, engine, tensor, expert
-        )
+        candidates = replicas(predictor, self.clusters, self.model, lengths, longest, self.options, engine, ranks)
         found = (drafted(replica, self.load) if self.drafting else replica for replica in candidates)
-        return {(replica.gpu, replica.layout.tensor, replica.layout.expert): replica for replica in found}
+        return {(replica.gpu, replica.layout): replica for replica in found}
 
-    def with_drafts(
-        self, choices: list[ServingChoice], tried: Mapping[tuple[str, int, int], Replica]
-    ) -> tuple[_Served, list[ServingChoice]]:
+    def with_drafts(self, choices: list[ServingChoice], tried: Tried) -> tuple[_Served, list[ServingChoice]]:
         """The options of each GPU's best choice, and choices that say how many tokens are guessed ahead."""
         if not self.drafting:
             return self, choices
-        best = {choice.gpu: (choice.gpu, choice.tensor, choice.expert) for choice in reversed(choices)}
+        best = {choice.gpu: (choice.gpu, choice.layout) for choice in reversed(choices)}
         setups = {name: tried[place].options for name, place in best.items() if place in tried}
         told = [_with_draft(choice, tried, self.load.lengths.mean_context) for choice in choices]
         return replace(self, options={**self.options, **setups}), told
 
     def choices(
         self,
-        tried: Mapping[tuple[str, int, int], Replica],
+        tried: Tried,
         prices: Prices | None,
         disaggregated: bool,
         engine_runs: bool,
@@ -254,7 +245,7 @@ class _Served:
         """Choices of replicas and what they do with the load, ranked.
 
         Args:
-          tried: replicas by GPU, tensor and expert ranks.
+          tried: replicas by GPU and layout.
           prices: what choices are ranked by; None = by GPUs.
           disaggregated: whether replicas that only prefill are tried beside others that only decode.
           engine_runs: whether the best are run by an engine's scheduler, which then decides.
@@ -282,8 +273,7 @@ class _Served:
 
     def _flags(self, replica: Replica) -> dict[str, Any]:
         """Options of vLLM for a replica."""
-        layout = replica.layout
-        return vllm_flags(layout.tensor, layout.expert, replica.options, self.model.dtypes)
+        return vllm_flags(replica.layout, replica.options, self.model.dtypes)
 
     def workload(self, engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
         """The workload that was asked for, as results have it."""
@@ -343,13 +333,18 @@ def _load(
     return load, requests
 
 
-def _method(method: str, needed: bool) -> bool:
-    """Whether an engine runs the load."""
+def _method(method: str, needed: bool, ranks: Ranks) -> bool:
+    """Whether an engine runs the load: one whose replicas have requests of all their ranks together."""
     if method not in ("auto", "estimate", "engine"):
         raise InputError(f"method is {method!r}, expected auto, estimate or engine")
     if method == "estimate" and needed:
         raise InputError("a trace is run by an engine: leave --method estimate out, and pip install '.[serving]'")
-    return method == "engine" or needed or (method == "auto" and installed())
+    runs_it = method == "engine" or needed or (method == "auto" and installed())
+    if runs_it and set(ranks.data or (1,)) != {1}:
+        if method == "engine" or needed:
+            raise InputError(f"{PACKAGE} has no data-parallel attention; leave data_parallel out, or method estimate")
+        return False
+    return runs_it
 
 
 @functools.cache
@@ -386,7 +381,7 @@ def curve(replica: Replica, load: Load) -> tuple[np.ndarray, Steady]:
 def answer(replica: Replica, load: Load, prices: Prices | None) -> ServingChoice:
     """Choice of so many of a replica, with what they do with a load."""
     layout = replica.layout
-    choice = ServingChoice(replica.gpu, layout.tensor, layout.expert)
+    choice = ServingChoice(replica.gpu, layout.tensor, layout.expert, layout.data)
     if replica.memory is not None:
         choice = replace(choice, memory=replica.memory.parts, requests_at_once=replica.memory.requests)
     if replica.times is None:
@@ -491,7 +486,7 @@ def _require_answer(choices: Sequence[ServingChoice], load: Load) -> None:
 
     best = min(run, key=excess)
     raise InputError(
-        f"no layout carries this load; nearest is {best.gpu} with {best.tensor} GPU{'s' * (best.tensor > 1)} a "
+        f"no layout carries this load; nearest is {best.gpu} with {counted(best.layout.gpus, 'GPU')} a "
         f"replica: {best.notes[0]}; expected looser targets, more GPUs or other ones"
     )
 

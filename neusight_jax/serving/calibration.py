@@ -21,7 +21,7 @@ from neusight_jax.hardware.cluster import Machine, as_cluster
 from neusight_jax.job.step import most_probable
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import json_text
-from neusight_jax.serving.layouts import Replica, replicas
+from neusight_jax.serving.layouts import Ranks, Replica, replicas
 from neusight_jax.serving.steady import Demand, Lengths, demand, steady
 from neusight_jax.serving.steps import load_model
 from neusight_jax.serving.times import WIDTHS, Engine, Times, engine_of, usual_options
@@ -41,7 +41,7 @@ class MeasuredLoad(BaseModel, extra="forbid", frozen=True, title="Measured load"
     Attributes:
       input_tokens, output_tokens: of a request; users: requests at once, each following an answer.
       ttft_s: mean time to the first token, seconds; tpot_s: of each further one.
-      tensor_parallel, expert_parallel: ranks of the replica.
+      tensor_parallel, expert_parallel, data_parallel: ranks of the replica, as of `layouts.Ranks`.
     """
 
     input_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
@@ -51,6 +51,7 @@ class MeasuredLoad(BaseModel, extra="forbid", frozen=True, title="Measured load"
     tpot_s: Seconds
     tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     expert_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
+    data_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 def read_loads(path: str | os.PathLike[str]) -> list[MeasuredLoad]:
@@ -115,17 +116,18 @@ def calibrate_engine(
     model, longest = load_model(config, **(dtypes or {})), max(row.input_tokens + row.output_tokens for row in loads)
 
     @functools.cache
-    def replica_of(lengths: Lengths, tensor: int, expert: int) -> Replica:
+    def replica_of(lengths: Lengths, *split: int) -> Replica:
         machines, setups = {gpu_name: cluster}, {gpu_name: setup}
-        (replica,) = replicas(predictor, machines, model, lengths, longest, setups, start, [tensor], [expert])
+        ranks = Ranks(*((count,) for count in split))
+        (replica,) = replicas(predictor, machines, model, lengths, longest, setups, start, ranks)
         return replica
 
     cases: list[tuple[Times, Demand, float, float]] = []
     for row in loads:
         lengths = Lengths(row.input_tokens, row.output_tokens)
-        replica = replica_of(lengths, row.tensor_parallel, row.expert_parallel)
+        replica = replica_of(lengths, row.tensor_parallel, row.expert_parallel, row.data_parallel)
         if replica.times is None:
-            raise InputError(f"{row.tensor_parallel} ranks with {longest} tokens: {replica.reason}")
+            raise InputError(f"{row.tensor_parallel * row.data_parallel} ranks with {longest} tokens: {replica.reason}")
         if row.users > replica.most:
             raise InputError(f"{row.users:g} users at once: at most {replica.most:g} requests run on a replica")
         cases.append((replica.times[0], demand(lengths, setup), row.users, replica.most))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
+from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.records import Record, Result
 from neusight_jax.runs import RunCost
 from neusight_jax.serving.steady import PERCENTILES, Lengths
@@ -26,8 +27,9 @@ class ServingChoice(Record):
 
     Attributes:
       gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
-      prefill: where other replicas take the prompts (disaggregated): their `tensor`, `expert` and `replicas`, and
-        `transfer_s` of a prompt's KV cache; then tensor, expert and replicas are of those that decode, and users and
+      data: ranks of a replica that hold requests of their own and share the experts (data-parallel attention).
+      prefill: where other replicas take the prompts (disaggregated): their `tensor`, `expert`, `data` and `replicas`,
+        and `transfer_s` of a prompt's KV cache; then those of the choice are of replicas that decode, and users and
         rate of all together.
       rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
       replicas, gpus: smallest number that carries the load within the targets; None = none does.
@@ -47,6 +49,7 @@ class ServingChoice(Record):
     gpu: str
     tensor: int
     expert: int
+    data: int = 1
     rank: int = 0
     tie: bool = False
     replicas: int | None = None
@@ -66,6 +69,17 @@ class ServingChoice(Record):
     notes: tuple[str, ...] = ()
     prefill: Mapping[str, float] = field(default_factory=dict)
     command: str = ""
+
+    @property
+    def layout(self) -> Parallelism:
+        """How a replica is split."""
+        return layout_of(vars(self))
+
+
+def layout_of(split: Mapping[str, float]) -> Parallelism:
+    """The layout of replicas by their `tensor`, `expert` and `data` ranks, 1 where they do not say."""
+    tensor, expert, data = (int(split.get(name, 1)) for name in ("tensor", "expert", "data"))
+    return Parallelism(tensor=tensor, expert=expert, data=data)
 
 
 @dataclass(frozen=True)

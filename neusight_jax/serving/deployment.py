@@ -21,7 +21,8 @@ from neusight_jax.files import write_text_atomically
 from neusight_jax.graph.configs.config import hub_name
 from neusight_jax.graph.configs.step import Precision
 from neusight_jax.hardware.gpu import VENDORS, vendor_of_name
-from neusight_jax.serving.choices import Serving
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving.choices import Serving, layout_of
 from neusight_jax.serving.times import ENGINES, Options
 from neusight_jax.units import GIB, counted
 
@@ -35,17 +36,17 @@ SPARE = 1.2
 """Disk space of a model over its weights: tokenizer and whatever else is downloaded."""
 
 
-def vllm_flags(tensor: int, expert: int, options: Options, dtypes: Precision) -> dict[str, Any]:
+def vllm_flags(layout: Parallelism, options: Options, dtypes: Precision) -> dict[str, Any]:
     """Long options of vLLM for one replica, those that its forecast is made with; True = a switch.
 
     Args:
-      tensor: ranks that layers are split over.
-      expert: 1 = experts are split as layers are, else they stay whole.
+      layout: how it is split.
       options: how the engine is set up.
       dtypes: of a step; a quantized checkpoint says its own, and vLLM narrows a wide one to fp8 alone.
     """
-    flags: dict[str, Any] = {"tensor-parallel-size": tensor}
-    flags |= {"enable-expert-parallel": True} if expert > 1 else {}
+    flags: dict[str, Any] = {"tensor-parallel-size": layout.tensor}
+    flags |= {"data-parallel-size": layout.data} if layout.data > 1 else {}
+    flags |= {"enable-expert-parallel": True} if layout.expert > 1 else {}
     flags |= {"max-num-batched-tokens": options.chunk_tokens, "max-num-seqs": options.max_batch}
     flags |= {"gpu-memory-utilization": options.memory_share}
     flags |= {"quantization": "fp8"} if dtypes.products == dtypes.weights == "fp8" else {}
@@ -71,12 +72,12 @@ class _Pool:
 
     Attributes:
       role: "" of those that do all, else "prefill" or "decode".
-      replicas: how many; gpus: of each; flags: vLLM's options of each.
+      replicas: how many; layout: of each; flags: vLLM's options of each.
     """
 
     role: str
     replicas: int
-    gpus: int
+    layout: Parallelism
     flags: Mapping[str, Any]
 
 
@@ -109,14 +110,13 @@ def _deployment(serving: Serving) -> _Deployment:
     dtypes = Precision(**{field.name: load[field.name] for field in fields(Precision)})
 
     def pool(role: str, split: Mapping[str, Any]) -> _Pool:
-        tensor, expert = int(split["tensor"]), int(split["expert"])
-        flags = vllm_flags(tensor, expert, options, dtypes)
-        return _Pool(role, int(split["replicas"] or 0), tensor, flags)
+        layout = layout_of(split)
+        return _Pool(role, int(split["replicas"] or 0), layout, vllm_flags(layout, options, dtypes))
 
     pools = [pool("prefill", best.prefill)] if best.prefill else []
     pools.append(pool("decode" if best.prefill else "", vars(best)))
     # A checkpoint that vLLM narrows on loading has 16 bits.
-    stored = best.memory["weights"] * best.tensor * (2.0 if "quantization" in pools[0].flags else 1.0)
+    stored = best.memory["weights"] * best.layout.gpus * (2.0 if "quantization" in pools[0].flags else 1.0)
     disk_gib = math.ceil(SPARE * stored / GIB) + 1
     return _Deployment(hub_name(load["model"]), best.gpu, tuple(pools), disk_gib, options, dtypes)
 
@@ -144,7 +144,7 @@ def _dynamo(served: _Deployment) -> dict[str, Any]:
         arguments += ["--disaggregation-mode", pool.role] if pool.role else []
         arguments += _transfer("kv_producer") if pool.role == "prefill" else []
         resources = {
-            "limits": {"nvidia.com/gpu": str(pool.gpus)},
+            "limits": {"nvidia.com/gpu": str(pool.layout.gpus)},
             "requests": {"ephemeral-storage": f"{served.disk_gib}Gi"},
         }
         container = {"command": ["python3", "-m", "dynamo.vllm"], "args": arguments, "resources": resources}
@@ -168,10 +168,10 @@ def _llm_d(served: _Deployment) -> dict[str, Any]:
             "image": f"vllm/vllm-openai:v{VLLM}",
             "modelCommand": "vllmServe",
             "args": [*_words(pool.flags), *(_transfer("kv_both") if pool.role else ())],
-            "resources": {"limits": {"nvidia.com/gpu": str(pool.gpus)}},
+            "resources": {"limits": {"nvidia.com/gpu": str(pool.layout.gpus)}},
             "mountModelVolume": True,
         }
-        parallelism = {"tensor": pool.gpus, "data": 1}
+        parallelism = {"tensor": pool.layout.tensor, "data": pool.layout.data}
         return {"create": True, "replicas": pool.replicas, "parallelism": parallelism, "containers": [container]}
 
     roles = {pool.role or "decode": values(pool) for pool in served.pools}
@@ -240,7 +240,7 @@ def deployment_text(serving: Serving, kind: str) -> str:
 
 def _remarks(served: _Deployment, form: _Format) -> list[str]:
     """Lines that open a file: what it starts, how, and what it leaves to its reader."""
-    counts = [f"{counted(pool.replicas, 'replica')} of {counted(pool.gpus, 'GPU')}" for pool in served.pools]
+    counts = [f"{counted(pool.replicas, 'replica')} of {counted(pool.layout.gpus, 'GPU')}" for pool in served.pools]
     replicas = " for prompts, ".join(counts)
     lines = [f"{served.model} on {served.gpu}: {replicas}, forecast by neusight-jax {__version__}", form.use]
     if served.options.draft_tokens:

@@ -44,6 +44,7 @@ class Capacity:
     Attributes:
       weights, activations, runtime: what an engine holds before any request.
       cache_bytes: what is left for the KV cache; request_bytes: of a request of mean length; mem_bytes: of the GPU.
+      attention_ranks: ranks of a replica that hold requests of their own.
     """
 
     weights: float
@@ -52,21 +53,26 @@ class Capacity:
     cache_bytes: float
     request_bytes: float
     mem_bytes: float
+    attention_ranks: int = 1
 
     @property
     def parts(self) -> dict[str, float]:
         """Bytes by what holds them, and of the whole GPU."""
-        return {name: value for name, value in vars(self).items() if name != "request_bytes"}
+        return {name: value for name, value in vars(self).items() if name not in ("request_bytes", "attention_ranks")}
 
     @property
     def requests(self) -> float:
-        """Requests of mean length that fit at once."""
-        return max(self.cache_bytes, 0.0) / self.request_bytes
+        """Requests of mean length that fit a replica at once."""
+        return self.attention_ranks * max(self.cache_bytes, 0.0) / self.request_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether one request fits."""
-        return self.requests >= 1.0
+        """Whether one request fits a rank."""
+        return self.cache_bytes >= self.request_bytes
+
+    def most(self, max_batch: int) -> float:
+        """Requests of mean length that run on a replica at once, where a rank takes so many."""
+        return self.attention_ranks * min(float(max_batch), float(np.floor(self.requests / self.attention_ranks)))
 
 
 def capacity(model: Model, layout: Parallelism, mem_bytes: float, options: Options, context: float) -> Capacity:
@@ -80,7 +86,7 @@ def capacity(model: Model, layout: Parallelism, mem_bytes: float, options: Optio
     runtime = RUNTIME_BYTES + COMMUNICATION_BYTES * (layout.gpus > 1)
     left = mem_bytes * options.memory_share - weights - activations - runtime
     (request,) = cache_bytes(model, layout, [max(int(context), 1)])
-    return Capacity(weights, activations, runtime, left, float(max(request, 1.0)), mem_bytes)
+    return Capacity(weights, activations, runtime, left, float(max(request, 1.0)), mem_bytes, layout.data)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Replica:
     """One replica of a model on a machine.
 
     Attributes:
-      gpu: its name; layout: how it is split; memory: of a rank.
+      gpu: its name; layout: how it is split, its `data` ranks those of data-parallel attention; memory: of a rank.
       times: step times, with those of the low and the high ends of the kernels' intervals; None where it cannot run.
       most: requests that run at once; reason: why it cannot run.
     """
@@ -133,28 +139,52 @@ def _named(name: str | os.PathLike[str]) -> tuple[str, Cluster]:
             raise
 
 
-def layouts(
-    model: Model, cluster: Cluster, tensor: Sequence[int] | None, expert: Sequence[int] | None
-) -> list[Parallelism]:
+@dataclass(frozen=True)
+class Ranks:
+    """Ways a replica may be split, those to try; None = the usual ones.
+
+    Attributes:
+      tensor: ranks that layers are split over, usually powers of two up to 8 within a domain of fast links.
+      expert: 1 = experts are split as layers are, or as many as all ranks: they stay whole; usually both.
+      data: ranks that hold requests of their own and share the experts (data-parallel attention), usually 1.
+    """
+
+    tensor: Sequence[int] | None = None
+    expert: Sequence[int] | None = None
+    data: Sequence[int] | None = None
+
+
+def layouts(model: Model, cluster: Cluster, ranks: Ranks) -> list[Parallelism]:
     """Layouts to try.
 
     Args:
-      model: as the engine loads it; only models with experts split them.
+      model: as the engine loads it; only models with experts split them, or share them between data ranks.
       cluster: whose domain of fast links bounds the ranks that are tried where none are stated.
-      tensor: ranks of a replica; None = powers of two up to 8 within a domain.
-      expert: 1 = experts are split as layers are, as many as the tensor ranks = they stay whole; None = both.
-    Raises: `InputError` where no stated number of expert ranks goes with the tensor ranks.
+      ranks: those to try.
+    Raises: `InputError` where no stated number of expert ranks goes with the others, or for data ranks of a model
+      without experts.
     """
     domain = cluster.topology.gpus_per_domain or TENSOR[-1]
     routed = any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers)
-    ranks = tensor or [size for size in TENSOR if size <= domain]
+    if not routed and set(ranks.data or (1,)) != {1}:
+        raise InputError(
+            f"data_parallel {list(ranks.data or ())}, but {model.config.name} has no experts that ranks could share; "
+            "leave it out: each replica holds requests of its own"
+        )
     out = []
-    for width in ranks:
-        choices = expert or ((1, width) if routed and width > 1 else (1,))
-        out += [Parallelism(tensor=width, expert=split) for split in dict.fromkeys(choices) if split in (1, width)]
+    for copies in dict.fromkeys(ranks.data or (1,)):
+        for width in ranks.tensor or [size for size in TENSOR if size * copies <= max(domain, copies)]:
+            gpus = width * copies
+            choices = ranks.expert or ((1, gpus) if routed and gpus > 1 else (1,))
+            out += [
+                Parallelism(tensor=width, data=copies, expert=split)
+                for split in dict.fromkeys(choices)
+                if split in (1, gpus)
+            ]
     if not out:
         raise InputError(
-            f"expert_parallel {list(expert or ())} goes with no tensor ranks of {list(ranks)}; expected 1 or as many"
+            f"expert_parallel {list(ranks.expert or ())} goes with no replica of {list(ranks.tensor or TENSOR)} tensor "
+            f"and {list(ranks.data or (1,))} data ranks; expected 1 or as many as all of them"
         )
     return out
 
@@ -167,8 +197,7 @@ def replicas(
     longest: int,
     options: Mapping[str, Options],
     engine: Engine,
-    tensor: Sequence[int] | None = None,
-    expert: Sequence[int] | None = None,
+    ranks: Ranks,
 ) -> Iterator[Replica]:
     """Every replica that can be tried, one after another, the steps of each layout written down once.
 
@@ -180,8 +209,7 @@ def replicas(
       longest: tokens of the longest sequence, for which steps are written down.
       options: how the engine is set up on each machine, by the same names.
       engine: numbers of the engine's own time.
-      tensor: as of `layouts`.
-      expert: as of `layouts`.
+      ranks: as of `layouts`.
     Raises: `InputError` for sequences the model has no positions for.
     """
     read_decoder(model.config, longest)  # refuses what the model has no positions for
@@ -195,16 +223,16 @@ def replicas(
 
     @functools.cache
     def steps_of(layout: Parallelism, domain: int, paths: tuple[str, ...]) -> Steps:
-        return tabled(points_of(layout), paths, domain, grid, model.dtypes.products)
+        return tabled(points_of(layout), layout, paths, domain, grid, model.dtypes.products)
 
     # A replica that cannot run is yielded too, with its reason, so that an answer can say why it is no choice.
     for name, cluster in machines.items():
         setup, domain = options[name], cluster.topology.gpus_per_domain or TENSOR[-1]
-        for layout in layouts(model, cluster, tensor, expert):
+        for layout in layouts(model, cluster, ranks):
             replica = Replica(name, layout, setup)
             try:
                 memory = capacity(model, layout, float(np.asarray(cluster.gpu.mem_bytes)), setup, lengths.mean_context)
-                replica = replace(replica, memory=memory, most=min(float(setup.max_batch), np.floor(memory.requests)))
+                replica = replace(replica, memory=memory, most=memory.most(setup.max_batch))
                 if not memory.fits:
                     yield replace(replica, reason=_too_large(memory))
                     continue

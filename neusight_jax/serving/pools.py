@@ -64,7 +64,7 @@ def pools(
     load, poisson = jnp.asarray(load, float), jnp.asarray(request.poisson)
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
     outputs, per_step = request.further, jnp.asarray(request.per_step)
-    fullest = request.sharing(0.0)
+    fullest = request.sharing(0.0, prefill.attention_ranks)
     full_s = request.prompt(prefill.step_s, 0.0, prompts=fullest)
     before = jnp.asarray(prefill.engine.request_s) + jnp.asarray(transfer_s)
 
@@ -160,7 +160,7 @@ class Pair:
     def cache(self, tokens: int) -> tuple[float, int]:
         """Bytes of the KV cache of so many tokens on the rank that has most, and how many ranks send."""
         layouts = self.prefill.layout, self.decode.layout
-        held, ranks = max((cache_bytes(self.model, layout, [tokens])[0], -layout.gpus) for layout in layouts)
+        held, ranks = max((cache_bytes(self.model, layout, [tokens])[0], -layout.tensor) for layout in layouts)
         return float(held), -ranks
 
     def link_bytes_per_s(self, first: int, after: int) -> float:
@@ -255,6 +255,7 @@ class Pair:
             decode.gpu,
             decode.layout.tensor,
             decode.layout.expert,
+            decode.layout.data,
             replicas=counts[1],
             gpus=gpus,
             ttft_s={f"p{percentile:g}": float(states.ttft(percentile)[0]) for percentile in PERCENTILES},
@@ -266,7 +267,7 @@ class Pair:
             memory=decode.memory.parts,
             requests_at_once=decode.memory.requests,
             costs=costs,
-            prefill={"tensor": prefill.layout.tensor, "expert": prefill.layout.expert, **sent},
+            prefill={name: getattr(prefill.layout, name) for name in ("tensor", "expert", "data")} | sent,
         )
         return powered(choice, load, decode, prefill)
 

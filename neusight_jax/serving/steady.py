@@ -101,9 +101,10 @@ class Demand:
         starts = self.inputs - self.fresh + chunk * self.places
         return jnp.sum(jnp.where(there, step(beside, self.context, chunk, starts, guesses, prompts), 0.0))
 
-    def sharing(self, beside: ArrayLike) -> Array:
-        """Most prompts that share a step, whose tokens those that decode beside them take too."""
-        left = jnp.asarray(self.chunk_tokens) - jnp.asarray(beside) * (1.0 + jnp.asarray(self.guesses))
+    def sharing(self, beside: ArrayLike, ranks: ArrayLike = 1.0) -> Array:
+        """Most prompts that share a step of so many ranks, whose tokens those that decode beside them take too."""
+        room = jnp.asarray(self.chunk_tokens) * ranks
+        left = room - jnp.asarray(beside) * (1.0 + jnp.asarray(self.guesses))
         return jnp.maximum(left / self.fresh, 1.0)
 
 
@@ -226,7 +227,7 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
         look for it, first token without waiting for others, that wait, and how many share."""
         beside = others * share
         step, alone = request.decode(times.step_s, jnp.stack([1.0 + beside, beside]))
-        fullest = jnp.minimum(request.sharing(beside), jnp.maximum(others + 1.0, 1.0))
+        fullest = jnp.minimum(request.sharing(beside, times.attention_ranks), jnp.maximum(others + 1.0, 1.0))
         prompt = request.prompt(times.step_s, beside, request.guesses, together)
         added = jnp.maximum(prompt - request.chunks * alone, 0.0) / together
         decoding = outputs * step / per_step + others * share * added

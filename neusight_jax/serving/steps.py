@@ -101,6 +101,7 @@ def _step(model: Model, batch: Requests, layout: Parallelism) -> Step:
     whole = layout.expert > 1
     # Of prompts, the engine's own number counts hot experts.
     step.expert_skew = model.expert_skew if mode == "decode" else 0.0
+    step.attention_ranks = layout.data
     record(step, model.config, layout.tensor, layout.expert, model.decoder, whole_experts=whole)
     return step
 
@@ -164,11 +165,13 @@ class Steps:
     Attributes:
       kernels: distinct ones, collectives among them; counts: of each family, how often each point launches a kernel.
       axes: where the points lie, group after group in the order of `GROUPS`; static.
+      attention_ranks: ranks that hold requests of their own and share the experts; the sizes are of one; static.
     """
 
     kernels: KernelTable
     counts: dict[str, Float[Array, "point kernel"]]
     axes: Axes = dataclasses.field(metadata={"static": True})
+    attention_ranks: int = dataclasses.field(default=1, metadata={"static": True})
 
 
 def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str], grid: Axes) -> Steps:
@@ -176,19 +179,19 @@ def steps(model: Model, layout: Parallelism, domain: int, paths: Collection[str]
 
     Args:
       model: as the engine loads it.
-      layout: tensor ranks, and `expert` equal to them where experts stay whole.
+      layout: tensor ranks, data ranks of attention, and `expert` equal to all of them where experts stay whole.
       domain: GPUs in a domain of fast links; 0 = all in one.
       paths: arithmetic paths of the GPU (`GPU.paths`).
       grid: sizes at which steps are written down.
     """
-    return tabled(points(model, layout, grid), paths, domain, grid, model.dtypes.products)
+    return tabled(points(model, layout, grid), layout, paths, domain, grid, model.dtypes.products)
 
 
 def points(model: Model, layout: Parallelism, grid: Axes) -> Points:
     """Kernels that each point of the grid launches on one rank of a layout, group after group, for whatever GPU.
 
     Args:
-      layout: tensor ranks, and `expert` equal to them where experts stay whole.
+      layout: tensor ranks, data ranks of attention, and `expert` equal to all of them where experts stay whole.
     Raises: `InputError` for a layout that does not divide the model.
     """
     _check(layout)
@@ -227,26 +230,27 @@ def needed_paths(written: Points, paths: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(preferred & set(paths)))
 
 
-def tabled(written: Points, paths: Collection[str], domain: int, grid: Axes, dtype: str) -> Steps:
+def tabled(written: Points, layout: Parallelism, paths: Collection[str], domain: int, grid: Axes, dtype: str) -> Steps:
     """Points of a grid as steps on one kind of GPU.
 
     Args:
-      written: what each point launches, for whatever GPU.
+      written: what each point launches, for whatever GPU; layout: of which they are.
       paths: arithmetic paths of the GPU; without the one it needs, a product runs as `Kernel.instead` has it.
       domain: GPUs in a domain of fast links; 0 = all in one.
       grid: where the points lie.
       dtype: of kernels that do not say.
     """
     run = [[(kernel.on(paths, domain), count) for kernel, count in point] for point in written]
-    return Steps(*_table([[(kernel, kernel.count * count) for kernel, count in point] for point in run], dtype), grid)
+    counted = [[(kernel, kernel.count * count) for kernel, count in point] for point in run]
+    return Steps(*_table(counted, dtype), grid, layout.data)
 
 
 def _check(layout: Parallelism) -> None:
     """`InputError` for layouts an engine's replica does not have here."""
-    if layout.gpus != layout.tensor or layout.expert not in (1, layout.tensor):
+    if layout.gpus != layout.tensor * layout.data or layout.expert not in (1, layout.gpus):
         raise InputError(
-            f"a replica is split over tensor ranks, experts whole over all of them or split likewise; expected expert "
-            f"1 or {layout.tensor}, nothing else"
+            "a replica is split over tensor and data ranks, experts whole over all of them or split likewise; expected "
+            f"expert 1 or {layout.gpus}, nothing else"
         )
 
 

@@ -229,12 +229,18 @@ class Times:
     """Seconds of the groups of kernels of a step (`steps.GROUPS`), arrays over `axes`, and what they draw where known.
 
     Every step settles at a clock of its own under the cap and the lock of its board, its kernels at one.
+
+    Attributes:
+      axes: sizes of one rank's steps.
+      attention_ranks: ranks among which requests are dealt (data-parallel attention); sizes that are asked for are of
+        all of them. They step together: one that has no request waits for the others.
     """
 
     tables: dict[str, Float[Array, "..."]]
     engine: Engine
     axes: Axes = dataclasses.field(metadata={"static": True})
     drawn: Drawn | None = None
+    attention_ranks: ArrayLike = 1.0
 
     def step_s(
         self,
@@ -281,15 +287,16 @@ class Times:
         guesses: ArrayLike = 0.0,
         prompts: ArrayLike = 1.0,
     ) -> tuple[Array, _Drawing]:
-        axes = self.axes
         decode, chunk = jnp.asarray(decode, float), jnp.asarray(chunk, float)
-        rows = decode * (1.0 + jnp.asarray(guesses))
-        count, tokens = jnp.minimum(chunk, 1.0) * prompts, chunk * jnp.asarray(prompts)
 
-        def taken(table: Array) -> Array:
-            return count * _between(table, (axes.chunks, chunk), (axes.starts, start))
+        def attention(table: Array) -> Array:
+            return _between(table, (self.axes.chunks, chunk), (self.axes.starts, start))
 
-        return self._sum(decode, rows, context, tokens, count, taken)
+        return self._sum(decode, jnp.asarray(guesses), context, chunk, jnp.asarray(prompts), attention)
+
+    def _fullest(self, requests: Array) -> Array:
+        """Requests of the rank that has most of so many."""
+        return jnp.maximum(requests / jnp.asarray(self.attention_ranks), jnp.minimum(requests, 1.0))
 
     def batch_s(self, queries: ArrayLike, held: ArrayLike) -> Array:
         """Seconds of one step of requests as they are, arrays [request]: `queries` new tokens each, 1 = it decodes,
@@ -299,41 +306,45 @@ class Times:
         decode, prompts = jnp.sum(runs), jnp.sum(prefills)
         context = jnp.sum(runs * (held + 1.0)) / jnp.maximum(decode, 1.0)
 
-        def taken(table: Array) -> Array:
-            attention = jax.vmap(
-                lambda chunk, start: _between(table, (self.axes.chunks, chunk), (self.axes.starts, start))
-            )(queries, held)
-            return jnp.sum(prefills * attention)
+        def attention(table: Array) -> Array:
+            each = jax.vmap(lambda chunk, start: _between(table, (self.axes.chunks, chunk), (self.axes.starts, start)))(
+                queries, held
+            )
+            return jnp.sum(prefills * each) / jnp.maximum(prompts, 1.0)
 
-        step = self._sum(decode, decode, context, jnp.sum(prefills * queries), prompts, taken)
+        chunk = jnp.sum(prefills * queries) / jnp.maximum(prompts, 1.0)
+        step = self._sum(decode, jnp.zeros(()), context, chunk, prompts, attention)
         return self._settled(*step)[0] if self.held else step[0]
 
     def _sum(
         self,
         decode: Array,
-        rows: Array,
+        guesses: Array,
         context: ArrayLike,
         chunk: Array,
         prompts: Array,
-        taken: Callable[[Array], Array],
+        attention: Callable[[Array], Array],
     ) -> tuple[Array, _Drawing]:
         """Seconds of a step at the stock clock, and what `power.settle` asks of it.
 
         Args:
-          decode: running requests; rows: tokens of theirs, guesses included; context: their mean length.
-          chunk: tokens of prompts; prompts: how many they are of; taken: by their attention, from its table.
+          decode: running requests; guesses: tokens guessed for each; context: their mean length.
+          chunk: tokens of each prompt; prompts: how many; attention: what one of them takes for it, from its table.
         """
-        axes, engine = self.axes, self.engine
-        some = jnp.minimum(decode, 1.0)
+        axes, engine, some = self.axes, self.engine, jnp.minimum(decode, 1.0)
+        prompts = jnp.minimum(chunk, 1.0) * prompts
+        mean = (decode * (1.0 + guesses) + chunk * prompts) / jnp.asarray(self.attention_ranks)
+        decode, prompts = self._fullest(decode), self._fullest(prompts)
+        rows, chunk = decode * (1.0 + guesses), chunk * prompts
 
         def kernels(tables: Mapping[str, Array]) -> Array:
             alone = _between(tables["decode_body"], (axes.batches, rows))
-            tokens = axes.tokens, rows + chunk
-            mixed, experts = (_between(tables[name], tokens) for name in ("prefill_body", "experts"))
+            mixed = _between(tables["prefill_body"], (axes.tokens, rows + chunk))
+            experts = _between(tables["experts"], (axes.tokens, mean))
             head = _between(tables["head"], (axes.batches, rows + prompts))
             running = _between(tables["decode"], (axes.batches, rows), (axes.contexts, context))
             body = jnp.where(chunk > 0, mixed + jnp.asarray(engine.experts) * experts, alone)
-            return body + head + some * running + taken(tables["prefill"])
+            return body + head + some * running + prompts * attention(tables["prefill"])
 
         host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
         any_work = jnp.maximum(some, jnp.minimum(prompts, 1.0))
@@ -420,7 +431,7 @@ def tabulated(
       slower: seconds at the clocks of `power.CLOCKS` below the stock one, of a board with a cap or a lock.
       law: of what it draws.
     """
-    times = Times(_tables(steps, seconds), engine, steps.axes)
+    times = Times(_tables(steps, seconds), engine, steps.axes, attention_ranks=float(steps.attention_ranks))
     if gpu is None:
         return times
     joules: dict[str, Array] = {}

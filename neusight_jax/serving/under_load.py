@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from neusight_jax.hardware.cluster import Cluster
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR
-from neusight_jax.serving.choices import Load, ServingChoice
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.serving.choices import Load, ServingChoice, layout_of
 from neusight_jax.serving.layouts import Replica
 from neusight_jax.serving.pools import Pair, fewest
 from neusight_jax.serving.power import powered
@@ -24,13 +25,15 @@ LAYOUTS = 2
 """Of each GPU, the best by the estimate are run."""
 MOST_GROWTH = 4
 """Times the GPUs of the estimate that pools may grow to."""
+Tried: TypeAlias = Mapping[tuple[str, Parallelism], Replica]
+"""Replicas by GPU and layout."""
 TRIES = 10
 """Most runs of one layout."""
 
 
 def under_load(
     choices: Sequence[ServingChoice],
-    tried: Mapping[tuple[str, int, int], Replica],
+    tried: Tried,
     clusters: Mapping[str, Cluster],
     model: Model,
     load: Load,
@@ -40,7 +43,7 @@ def under_load(
 
     Args:
       choices: of the estimate.
-      tried: replicas by GPU, tensor and expert ranks.
+      tried: replicas by GPU and layout.
       clusters: machines by the name of their GPU.
       model: as the engine loads it.
       load: what is asked; trace: the requests, where they are not drawn.
@@ -54,10 +57,10 @@ def under_load(
         if seen[choice.gpu] > LAYOUTS:
             note = "not run: the estimate prefers other layouts of this GPU"
             return lambda: replace(choice, replicas=None, gpus=None, rank=0, tie=False, notes=(note, *choice.notes))
-        replica = tried[choice.gpu, choice.tensor, choice.expert]
+        replica = tried[choice.gpu, choice.layout]
         if not choice.prefill:
             return lambda: _measured(choice, replica, load, trace)
-        prefill = tried[choice.gpu, int(choice.prefill["tensor"]), int(choice.prefill["expert"])]
+        prefill = tried[choice.gpu, layout_of(choice.prefill)]
         return lambda: _pools(choice, Pair(prefill, replica, clusters[choice.gpu], model, load), trace)
 
     threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
@@ -162,7 +165,7 @@ def _answered(
     Args:
       whole: the run is of all replicas, else of one; gpus: of all, where replicas are of two kinds.
     """
-    key, gpus = f"p{load.percentile:g}", gpus or count * choice.tensor
+    key, gpus = f"p{load.percentile:g}", gpus or count * choice.layout.gpus
     rate = outcome.rate if whole else outcome.rate * count
     tokens = load.lengths.input_tokens + load.lengths.output_tokens
     intervals: dict[str, Any] = dict(choice.intervals)

@@ -62,17 +62,18 @@ def record(
     model = model or read_decoder(config, max(step.requests.context))
     check_split(config.name, model, expert_parallel)
     shard = step.shard or Shard()
-    whole_experts = whole_experts or shard.expert_ranks > 1
+    replica = tensor_parallel * step.attention_ranks
+    expert_parts = 1 if whole_experts or shard.expert_ranks > 1 else replica
     parts = {
-        layer: part_of(config.name, model.sized.get(layer, layer), tensor_parallel, whole_experts)
+        layer: part_of(config.name, model.sized.get(layer, layer), tensor_parallel, expert_parts)
         for layer in model.layers
     }
     tokens = step.requests.tokens
     vocabulary = _part(model.vocabulary, tensor_parallel)
     _check_mode(step, config, model)
     # The ranks of a job send messages of their own.
-    if step.shard is None and max(tensor_parallel, expert_parallel) > 1:
-        write_sums(step, model, tensor_parallel, tensor_parallel * (1 if whole_experts else expert_parallel))
+    if step.shard is None and max(replica, expert_parallel) > 1:
+        write_sums(step, model, tensor_parallel, replica * (1 if whole_experts else expert_parallel))
     if shard.embeds:
         step.embedding(vocabulary, model.hidden, shared="embedding" in model.shared)
         if model.joined:

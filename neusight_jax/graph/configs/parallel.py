@@ -51,21 +51,23 @@ def check_split(name: str, model: Decoder, expert_parallel: int) -> None:
         )
 
 
-def part_of(name: str, layer: Layer, devices: int, whole_experts: bool = False) -> Layer:
+def part_of(name: str, layer: Layer, devices: int, expert_parts: int | None = None) -> Layer:
     """One of equal parts of a layer under tensor parallelism.
 
     Args:
       name: of the model, for errors.
       layer: the whole layer.
       devices: parts it is cut into.
-      whole_experts: whether routed experts stay as wide as they are.
+      expert_parts: parts that each routed expert is cut into, 1 = it stays as wide as it is; None = `devices`.
     Raises: `InputError` where heads or features do not split evenly.
     """
-    if devices == 1:
+    parts = expert_parts or devices
+    if devices == parts == 1:
         return layer
     mixer, block = _part(name, layer.mixer, devices), _part(name, layer.feed_forward, devices)
-    if whole_experts and isinstance(layer.feed_forward, Experts):
-        block = replace(block, inner=layer.feed_forward.inner)
+    if parts != devices and isinstance(layer.feed_forward, Experts):
+        inner = _part(name, replace(layer.feed_forward, shared=0, beside=0), parts).inner
+        block = replace(block, inner=inner)
     return replace(layer, mixer=mixer, feed_forward=block)
 
 
@@ -97,7 +99,11 @@ CUSTOM_BYTES = 8.0 * 2**20
 
 
 def write_sums(step: Step, model: Decoder, tensor_parallel: int, expert_ranks: int) -> None:
-    """Write the all_reduces of a forward pass: after the embedding and every block, over the ranks that split it.
+    """Write the messages of a forward pass: all_reduces after the embedding and every block, over ranks that split it.
+
+    Where ranks hold requests of their own (`Step.attention_ranks`), tokens are gathered before routed experts, and
+    what those make of them is summed and scattered after (vLLM, `--all2all-backend allgather_reducescatter`;
+    TensorRT-LLM's attention data parallelism).
 
     An engine's own kernel does the residual norm that follows as well (vLLM on Hopper and later, `fuse_allreduce_rms`;
     TensorRT-LLM; SGLang, `flashinfer_allreduce_fusion`), so those norms are left out (`Step.norms_in_sums`).
@@ -106,20 +112,26 @@ def write_sums(step: Step, model: Decoder, tensor_parallel: int, expert_ranks: i
       tensor_parallel: ranks every block is split over; expert_ranks: ranks a block of routed experts is split over.
     """
     size = float(step.requests.tokens) * model.hidden * dtype_bytes(step.precision.activations)
-    engine = step.serving and size <= CUSTOM_BYTES
-    step.norms_in_sums = engine and tensor_parallel > 1
+    engine, shared = step.serving and size <= CUSTOM_BYTES, step.attention_ranks > 1
+    step.norms_in_sums = engine and tensor_parallel > 1 and not shared
     routed = sum(isinstance(layer.feed_forward, Experts) * len(numbers) for layer, numbers in model.layers.items())
     blocks = sum(
         ((layer.mixer is not None) + (layer.feed_forward is not None)) * len(numbers)
         for layer, numbers in model.layers.items()
     )
-    counts = {tensor_parallel: 1.0 + blocks - routed}  # one after the embedding
-    counts[expert_ranks] = counts.get(expert_ranks, 0.0) + routed
-    software = "engine" if engine else "library"
-    sums = [
-        Kernel("collective", "all_reduce", collective_dims("all_reduce", size, ranks, software=software), count, "bf16")
-        for ranks, count in counts.items()
-        if ranks > 1 and count
-    ]
+
+    def message(op: str, bytes_: float, ranks: int, count: float, software: str) -> list[Kernel]:
+        dims = collective_dims(op, bytes_, ranks, software=software)
+        return [Kernel("collective", op, dims, count, "bf16")] if ranks > 1 and count else []
+
+    software, dense = "engine" if engine else "library", 1.0 + blocks - routed  # one after the embedding
+    counts = {tensor_parallel: dense} | (
+        {} if shared else {expert_ranks: routed + dense * (expert_ranks == tensor_parallel)}
+    )
+    sums = [kernel for ranks, count in counts.items() for kernel in message("all_reduce", size, ranks, count, software)]
     if sums:
         step.emit("tensor_parallel", "all_reduce", sums, shape=(step.requests.tokens, model.hidden))
+    if shared:
+        for op in ("all_gather", "reduce_scatter"):
+            sent = message(op, size * step.attention_ranks, expert_ranks, routed, "library")
+            step.emit(f"experts.{op}", op, sent, shape=(step.requests.tokens, model.hidden))

@@ -89,6 +89,8 @@ class Step(Writer):
       lora: adapters that alone are trained, None = all weights are; adapted: names of products that could have one;
         adapters: elements of those there are.
       expert_skew: of the popularity of experts, as of `grouped_gemm.expert_dims`.
+      attention_ranks: of an engine's replica that hold requests of their own and share the experts (data-parallel
+        attention); the requests are those of one.
       norms_in_sums: whether residual norms are part of the kernel that sums over tensor-parallel ranks before them.
       ledger: how weights are stored, for the notes.
       shard: of a job, what one rank has of the step, and with it what else a training framework runs: the loss, tokens
@@ -112,7 +114,7 @@ class Step(Writer):
         self.parameters = self.parameter_bytes = self.cache_bytes = self.expert_parameters = 0.0
         self.context_bytes = 0.0
         self.adapters, self.adapted = 0.0, list[str]()
-        self.norms_in_sums, self.expert_skew = False, 0.0
+        self.norms_in_sums, self.expert_skew, self.attention_ranks = False, 0.0, 1
         self.ledger = Ledger()
         if lora is not None and not self.training:
             raise InputError(f"adapters (lora) are trained, but mode is {mode}; expected mode training")
@@ -127,6 +129,11 @@ class Step(Writer):
     def trained(self) -> float:
         """Elements of what is trained."""
         return self.adapters if self.lora else self.parameters
+
+    @property
+    def gathered(self) -> float:
+        """Tokens that meet a rank's experts over those of the rank."""
+        return float(self.attention_ranks) if self.shard is None else self.shard.gathered
 
     def weight_notes(self, weight_dtype: str | None, quantized: bool) -> tuple[str, ...]:
         """Notes on how weights are stored, where a config says so or they are narrower than their products.

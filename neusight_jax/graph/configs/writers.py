@@ -439,9 +439,8 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
     """
     local, width = (number(namespace(size).maximum(size, 1.0)) for size in (block.count / expert_parallel, block.inner))
     tokens, matrices = step.requests.tokens, 3 if block.gated else 2
-    gathered = 1.0 if step.shard is None else step.shard.gathered
     sizes = expert_dims(
-        float(tokens) * gathered,
+        float(tokens) * step.gathered,
         experts=block.count,
         local_experts=local,
         top_k=block.top_k,
