@@ -16,11 +16,13 @@ from neusight_jax import InputError, calibrate_steps, latency, load_gpu, predict
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.hardware.cluster import Cluster, Topology
+from neusight_jax.job.flop import step_flop
 from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.recipe import Recipe, recipe_of
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
+from neusight_jax.kernels import attention
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.software import FITTED, Software
 from neusight_jax.prediction import Shares, step_forecast
@@ -431,3 +433,42 @@ def test_parameters_gathered_in_eight_bits() -> None:
     assert plans[1].memory.total < plans[0].memory.total
     with pytest.raises(nj.InputError, match="fp9"):
         nj.job_from_config("llama-3.2-1b", layout, gather_dtype="fp9", **load)
+
+
+@pytest.mark.parametrize("layout", [Parallelism(), Parallelism(context=2)])
+def test_attention_stays_inside_of_packed_documents(layout: Parallelism) -> None:
+    """Attention is that of as many shorter sequences, whose pairs are so many times fewer; all else is as it was."""
+    load: dict[str, Any] = {"global_batch_size": 2, "sequence_length": 2048}
+    whole, packed = (
+        nj.job_from_config("llama-3.2-1b", layout, document_tokens=tokens, **load) for tokens in (None, 256)
+    )
+    for name, batch in whole.kernels.families.items():
+        if name != "prefill":
+            jax.tree.map(np.testing.assert_array_equal, batch, packed.kernels.families[name])
+    pairs = [np.asarray(attention.flop(job.kernels.families["prefill"].dims)) for job in (whole, packed)]
+    # Of a causal mask: L (L + 1) / 2 pairs of each sequence.
+    assert pairs[0][0] / pairs[1][0] == pytest.approx(2049 / 257, rel=1e-3)
+    assert whole.plan.messages == packed.plan.messages
+    assert step_flop(packed).model < step_flop(whole).model
+
+
+def test_packed_documents_in_a_search_and_where_there_are_none() -> None:
+    load: dict[str, Any] = {"global_batch_size": 8, "sequence_length": 2048, "document_tokens": 300}
+    cluster = nj.load_cluster("8x H100")
+    found = nj.parallelize(
+        RooflinePredictor(), cluster, "llama-3.2-1b", space=nj.Space(zero=(3,), axes=("data",)), **load
+    )
+    values = {name: value for name, value in found.best.step.workload["layout"].items() if name != "gpus"}
+    job = nj.job_from_config("llama-3.2-1b", Parallelism(**values), **load)
+    assert found.best.step.total_s == pytest.approx(nj.predict(RooflinePredictor(), cluster, job).total_s, rel=1e-5)
+    assert found.best.step.workload["document_tokens"] == 300
+    with pytest.raises(nj.InputError, match="document_tokens 4096 is more than sequence_length 2048"):
+        nj.job_from_config("llama-3.2-1b", Parallelism(), **{**load, "document_tokens": 4096})
+    with pytest.raises(nj.InputError, match="document_tokens is 0, expected a positive whole number"):
+        nj.job_from_config("llama-3.2-1b", Parallelism(), **{**load, "document_tokens": 0})
+    graph = nj.graph_from_config("bert-large", 1, 128, "training", "bf16")
+    with pytest.raises(nj.InputError, match="document_tokens is for decoders whose layers are split"):
+        nj.job_from_graph(graph, Parallelism(), document_tokens=64)
+    short = {"global_batch_size": 8, "sequence_length": 512, "document_tokens": 64}
+    with pytest.raises(nj.InputError, match="gpt2 in fp32 runs without"):
+        nj.job_from_config("gpt2", Parallelism(), dtype="fp32", **short)

@@ -139,7 +139,12 @@ VALUES: dict[str, tuple[str, ...]] = {
         "--shards": ("2",),
         "--micro-batch-size": ("2",),
     },
-    **{"--global-batch-size": ("16",), "--recompute": ("full",), "--sequence-parallel": ("",)},
+    **{
+        "--document-tokens": ("32",),
+        "--global-batch-size": ("16",),
+        "--recompute": ("full",),
+        "--sequence-parallel": ("",),
+    },
     **{"--checkpoint": ("other",), "--relaxation": ("1",), "--top": ("1",), "--prices": ("prices.json",)},
     **{
         "--by": ("throughput",),

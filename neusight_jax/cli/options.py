@@ -135,6 +135,10 @@ Framework = Annotated[
 CudaGraphs = Annotated[
     bool | None, option("Training passes replayed as CUDA graphs.", "--cuda-graphs/--no-cuda-graphs", default="no")
 ]
+DocumentTokens = Annotated[
+    int | None,
+    option("Mean tokens of the documents packed into a sequence, which attention stays inside of.", default="all"),
+]
 GatherDtype = Annotated[
     str | None,
     option(
@@ -252,6 +256,7 @@ class JobOptions(_Options):
     framework: Framework = None
     cuda_graphs: CudaGraphs = None
     gather_dtype: GatherDtype = None
+    document_tokens: DocumentTokens = None
     sequence_parallel: Annotated[bool, option("Norms split over --tensor-parallel.")] = False
 
     def layout(self) -> list[str]:

@@ -210,6 +210,7 @@ def job_of(model: str, load: WorkloadOptions, job: JobOptions) -> Job:
         experts=load.experts,
         cuda_graphs=job.cuda_graphs,
         gather_dtype=job.gather_dtype,
+        document_tokens=job.document_tokens,
     )
     optimizer = ["optimizer adamw assumed"] if load.optimizer is None else []
     notes = (*dtype_notes, *length_notes, *optimizer, *made.plan.notes)

@@ -382,6 +382,10 @@ def job_from_graph(
     optimizer, table = graph.options.get("optimizer"), graph.kernels
     stated: Facts = {"experts": graph.options.get("experts"), **facts}
     recipe, depth = recipe_of(**stated), _depth(graph)
+    if recipe.document_tokens is not None:
+        raise InputError(
+            f"document_tokens is for decoders whose layers are split; {graph.name} is a graph, its attention is written"
+        )
     memory = footprint(graph) if layout.gpus == 1 else _sharded_footprint(graph, layout, recipe.gathered_bytes)
     gradient_dtype = graph.options.get("gradient_dtype", "fp32")
     return Job(

@@ -11,6 +11,7 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.configs.shard import EXPERTS
 from neusight_jax.model.software import OVERLAPS, USUAL_OVERLAPS
 from neusight_jax.records import Record
+from neusight_jax.units import is_whole
 
 ATTENTION: tuple[str, ...] = ("flash", "flash2", "unfused")
 """Ways attention is computed."""
@@ -30,6 +31,8 @@ class Recipe(Record):
       bucket_elements: of DeepSpeed's ZeRO, whose usual 5e8 take 9 GB; for the memory.
       gather_dtype: what shards of FSDP are gathered in, such as "fp8" (torchao's `enable_fsdp_float8_all_gather`); None
         = that of the activations.
+      document_tokens: mean length of the documents that are packed into a sequence and that attention stays inside of
+        (FlashAttention's `varlen`, Megatron-LM's `--reset-attention-mask`); None = it sees the whole sequence.
     Raises: `InputError` for words that it does not know.
     """
 
@@ -40,6 +43,7 @@ class Recipe(Record):
     overlaps: tuple[str, ...] = USUAL_OVERLAPS
     bucket_elements: float = 0.0
     gather_dtype: str | None = None
+    document_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("attention", ATTENTION), ("experts", EXPERTS)):
@@ -48,6 +52,8 @@ class Recipe(Record):
         object.__setattr__(self, "overlaps", tuple(self.overlaps))
         if self.gather_dtype is not None:
             dtype_bytes(self.gather_dtype)
+        if self.document_tokens is not None and not (is_whole(self.document_tokens) and self.document_tokens >= 1):
+            raise InputError(f"document_tokens is {self.document_tokens!r}, expected a positive whole number of tokens")
         unknown = [name for name in self.overlaps if name not in OVERLAPS]
         if unknown:
             raise InputError(f"overlaps has {unknown[0]!r}, expected some of {', '.join(OVERLAPS)}")
@@ -60,6 +66,17 @@ class Recipe(Record):
     def gathered_bytes(self) -> float | None:
         """Bytes of an element as shards are gathered, where it is stated."""
         return None if self.gather_dtype is None else dtype_bytes(self.gather_dtype)
+
+    def documents(self, sequence_length: int) -> int:
+        """Documents of a sequence of so many tokens; `InputError` where one is longer than the sequence."""
+        if self.document_tokens is None:
+            return 1
+        if self.document_tokens > sequence_length:
+            raise InputError(
+                f"document_tokens {self.document_tokens} is more than sequence_length {sequence_length}; a longer "
+                "document is cut, so leave document_tokens out"
+            )
+        return round(sequence_length / self.document_tokens)
 
     @property
     def flash2(self) -> float:
@@ -100,6 +117,7 @@ class Facts(TypedDict, total=False):
     fused_accumulation: bool | None
     bucket_elements: float | None
     gather_dtype: str | None
+    document_tokens: int | None
     overlaps: Sequence[str] | None
 
 

@@ -134,8 +134,8 @@ def stages(
     found = {}
     for kind, (first, last) in stage_ranges(layout, model.depth).items():
         shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, recipe=recipe)
-        layers = tuple(order[at] for at in range(first, last))
-        found[kind] = stage_of(config, model, layout, shard, sequence_length, dtype, layers, lora)
+        layers, documents = tuple(order[at] for at in range(first, last)), recipe.documents(sequence_length)
+        found[kind] = stage_of(config, model, layout, shard, sequence_length, documents, dtype, layers, lora)
     return model, found
 
 
@@ -181,6 +181,7 @@ def stage_of(
     layout: Parallelism,
     shard: Shard,
     sequence_length: int,
+    documents: int,
     dtype: str,
     layers: tuple[Layer, ...],
     lora: Lora | None = None,
@@ -191,14 +192,18 @@ def stage_of(
       config, model: as they were read.
       layout: how the job is split.
       shard: what one rank has.
-      sequence_length: tokens of a sequence.
+      sequence_length: tokens of a sequence; documents: that it holds, of one length, which attention stays inside of.
       dtype: of products.
       layers: of the shard.
       lora: adapters that alone are trained, None = all weights are.
     """
     if isinstance(config, Respelled) and dtype == "fp32" and lora is None:
+        if documents > 1:
+            raise InputError("document_tokens goes with attention that is one kernel; gpt2 in fp32 runs without")
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
-    lengths = (sequence_length // layout.context,) * layout.micro_batch_size
+    tokens = sequence_length // layout.context
+    # Of parts that are nearly equal.
+    lengths = tuple((tokens + at) // documents for at in range(documents)) * layout.micro_batch_size
     stored = precision(dtype, lora.weight_dtype if lora else None)
     step = Step(Requests(lengths, lengths), stored, "training", shard=shard, lora=lora)
     record(step, config, layout.tensor, layout.expert, model)
