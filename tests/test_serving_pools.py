@@ -117,6 +117,26 @@ def test_an_answer_of_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (measured.replicas, measured.prefill["replicas"]) == (found.replicas, 1)
     prefill = runs[0][1]
     assert prefill.token_bytes * 1000 / prefill.bytes_per_s == pytest.approx(found.prefill["transfer_s"], rel=0.01)
+    # Another type of GPU beside it: also prompts on either and answers on the other, over the slower network.
+    other = dataclasses.replace(replica, gpu="L40S", times=(times(FREE.replace(kernels=2.0)),) * 3)
+    clusters = {"H100": cluster, "L40S": nj.load_cluster("1x L40S")}
+    prices = Prices({"H100": 2.0, "L40S": 0.5})
+    loose = dataclasses.replace(load, ttft_s=0.5, tpot_s=0.04)
+    answers = {each.machine: each for each in disaggregated([replica, other], clusters, model, loose, prices)}
+    assert set(answers) == {"H100", "L40S", "H100 + L40S", "L40S + H100"}
+    mixed = answers["H100 + L40S"]
+    assert mixed.gpus == mixed.prefill["replicas"] + mixed.replicas
+    assert mixed.costs["per_hour"] == 2.0 * mixed.prefill["replicas"] + 0.5 * mixed.replicas
+    network = min(float(np.asarray(each.topology.crossing_bytes_per_s)) for each in clusters.values())
+    assert mixed.prefill["transfer_s"] == pytest.approx(sent / network, rel=0.01)
+    # Answers that take longer ask for prompts less often.
+    assert mixed.prefill["replicas"] <= answers["H100"].prefill["replicas"]
+    few = dataclasses.replace(loose, max_gpus=mixed.replicas)  # of one type
+    assert "H100 + L40S" in [each.machine for each in disaggregated([replica, other], clusters, model, few, prices)]
+    tried = {(each.gpu, each.layout): each for each in (replica, other)}
+    (measured,) = under_load.under_load([mixed], tried, clusters, model, loose, None, prices)
+    counts = measured.prefill["replicas"], measured.replicas
+    assert measured.costs["per_hour"] == 2.0 * counts[0] + 0.5 * counts[1]
     none = dataclasses.replace(load, ttft_s=0.01)
     assert disaggregated([replica], {"H100": cluster}, model, none, prices) == []
 

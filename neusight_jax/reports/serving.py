@@ -35,15 +35,16 @@ def tables(serving: Serving) -> RenderableType:
     hidden = len(serving.choices) - len(first)
     if hidden:
         parts.append(f"the best layout of each GPU; {hidden} others are in --json")
-    refusals = [f"{choice.gpu}: {choice.notes[0]}" for choice in first.values() if not choice.replicas and choice.notes]
+    unable = (choice for choice in first.values() if not choice.replicas and choice.notes)
+    refusals = [f"{choice.machine}: {choice.notes[0]}" for choice in unable]
     return headed(_head(serving), *parts, notes=(*refusals, *serving.notes))
 
 
 def _first_by_gpu(choices: Iterable[ServingChoice]) -> dict[str, ServingChoice]:
-    """The first choice of every GPU, in their order."""
+    """The first choice of every GPU, or two of them, in their order."""
     first: dict[str, ServingChoice] = {}
     for choice in choices:
-        first.setdefault(choice.gpu, choice)
+        first.setdefault(choice.machine, choice)
     return first
 
 
@@ -73,7 +74,7 @@ def _cells(choice: ServingChoice, serving: Serving) -> dict[str, str]:
     low, high = choice.intervals["gpus"]
     cells = {
         "rank": f"{choice.rank or '-'}{'=' if choice.tie else ''}",
-        "GPU": choice.gpu.removeprefix("NVIDIA ").removeprefix("AMD Instinct "),
+        "GPU": choice.machine.replace("NVIDIA ", "").replace("AMD Instinct ", ""),
         "GPUs": f"{choice.gpus}" if low == high else f"{choice.gpus} ({between((low, high), '{:g}'.format)})",
         "layout": _layout(choice),
         f"TTFT {key}": _bounded(choice.ttft_s[key], choice.intervals["ttft_s"]),
@@ -119,7 +120,7 @@ def report(serving: Serving) -> Report:
     """The page of an answer about serving: GPUs that each kind takes, times to tokens, costs."""
     first = _first_by_gpu(choice for choice in serving.choices if choice.replicas)
     shown, key = list(first.values()), f"p{serving.workload['percentile']:g}"
-    names = [choice.gpu for choice in shown]
+    names = [choice.machine for choice in shown]
     counts, bounds = [float(choice.gpus or 0) for choice in shown], [choice.intervals["gpus"] for choice in shown]
     pictures = [_front(serving, key), bars_with_interval("GPUs", names, counts, bounds, "GPUs")]
     for title, field in (("Time to the first token", "ttft_s"), ("Time of a token", "tpot_s")):
@@ -135,7 +136,8 @@ def report(serving: Serving) -> Report:
         unit = f"{serving.currency or 'cost'} per million tokens"
         pictures.insert(1, bars_with_interval("Cost", names, costs, bounds, unit))
     facts = {"Workload": _head(serving), "Machine": ", ".join(dict.fromkeys(choice.gpu for choice in serving.choices))}
-    facts |= prices_fact({item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced}, serving.currency)
+    hours = {item.gpu: item.costs["per_hour"] / (item.gpus or 1) for item in priced if item.machine == item.gpu}
+    facts |= prices_fact(hours, serving.currency)
     title, drawn = f"Serving {serving.workload['model']}", pictures if shown else ()
     return Report(title, facts, _sentence(serving), drawn, tables(serving))
 
@@ -146,10 +148,9 @@ def _sentence(serving: Serving) -> str:
     if best is None:
         return f"No GPU serves {serving.workload['model']} within the targets."
     cells = _cells(best, serving)
-    words = [f"The load takes {cells['GPUs']} {best.gpu} ({cells['layout']})"]
-    tied = [
-        gpu for gpu, choice in _first_by_gpu(serving.choices).items() if choice.rank == best.rank and gpu != best.gpu
-    ]
+    words = [f"The load takes {cells['GPUs']} {best.machine} ({cells['layout']})"]
+    first = _first_by_gpu(serving.choices)
+    tied = [name for name, choice in first.items() if choice.rank == best.rank and name != best.machine]
     words += [f"a tie with {', '.join(tied)}"] if tied else []
     words += [f"{name} {text}" for name, text in cells.items() if name.startswith(("TTFT", "TPOT"))]
     words += [f"{cells['W']} W, {cells['J/tok']} J an output token"] * (best.power_w is not None)
@@ -165,7 +166,7 @@ def _front(serving: Serving, key: str) -> Plot:
     for choice in serving.choices:
         if choice.replicas and choice.tpot_s[key] > 0.0:
             point = (1.0 / choice.tpot_s[key], choice.tokens_per_s_gpu or 0.0, _layout(choice))
-            series.setdefault(choice.gpu, []).append(point)
+            series.setdefault(choice.machine, []).append(point)
     most = serving.workload["tpot_s"]
     limits = {f"target, {duration(most)} a token": 1.0 / most} if most else {}
     across, up = f"tokens/s of a user, {key}", "tokens/s of a GPU"

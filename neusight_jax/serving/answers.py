@@ -98,7 +98,8 @@ def serve(
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config`; run: also what so many output tokens cost.
       options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best" (`drafted`).
       tensor_parallel, expert_parallel, data_parallel: ranks of a replica to try, as of `layouts.Ranks`.
-      disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU.
+      disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU and of
+        each two.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
       expert_skew: exponent of Zipf's law of how popular experts are in answers, 0 = all alike (`expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
@@ -118,7 +119,7 @@ def serve(
     tried = served.replicas(predictor, constants, ranks)
     served, choices = served.with_drafts(served.choices(tried, priced, disaggregated, engine_runs), tried)
     if run:
-        choices, notes = [_with_run(choice, run, priced) for choice in choices], (*notes, *run.notes())
+        choices, notes = [_with_run(choice, run) for choice in choices], (*notes, *run.notes())
     request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
     request |= ({"limits": dict(limits)} if limits else {}) | ({"expert_skew": expert_skew} if expert_skew else {})
     workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
@@ -158,11 +159,11 @@ def _with_draft(choice: ServingChoice, tried: Tried, context: float) -> ServingC
     return replace(choice, notes=(*choice.notes, note))
 
 
-def _with_run(choice: ServingChoice, run: runs.Run, prices: Prices | None) -> ServingChoice:
+def _with_run(choice: ServingChoice, run: runs.Run) -> ServingChoice:
     """A choice with what its output tokens take, by a second of its load."""
     if choice.gpus is None or choice.tokens_per_s_gpu is None:
         return choice
-    price = None if prices is None else prices.of(choice.gpu)
+    price = choice.costs["per_hour"] / choice.gpus if choice.costs else None
     tokens, joules = choice.gpus * choice.tokens_per_s_gpu, choice.power_w or 0.0
     cost = run.cost(seconds=1.0, gpus=choice.gpus, tokens=tokens, energy_j=joules, price_per_hour=price)
     return replace(choice, run=cost)
@@ -266,7 +267,7 @@ class _Served:
         _require_answer(answers, self.load)
         answers = ranked(answers, _by(prices))
         if engine_runs:
-            answers = under_load(answers, tried, self.clusters, self.model, self.load, self.requests)
+            answers = under_load(answers, tried, self.clusters, self.model, self.load, self.requests, prices)
             answers = ranked([self.load.within_power(choice) for choice in answers], _by(prices))
             _require_answer(answers, self.load)
         return answers

@@ -28,9 +28,9 @@ class ServingChoice(Record):
     Attributes:
       gpu, tensor, expert: GPU type, and ranks of a replica that layers are split over, and experts.
       data: ranks of a replica that hold requests of their own and share the experts (data-parallel attention).
-      prefill: where other replicas take the prompts (disaggregated): their `tensor`, `expert`, `data` and `replicas`,
-        and `transfer_s` of a prompt's KV cache; then those of the choice are of replicas that decode, and users and
-        rate of all together.
+      prefill: where other replicas take the prompts (disaggregated): their `gpu`, `tensor`, `expert`, `data` and
+        `replicas`, and `transfer_s` of a prompt's KV cache; then those of the choice are of replicas that decode, and
+        users and rate of all together.
       rank, tie: 1 is best; those whose interval reaches the best of their group share its rank. 0 = does not answer.
       replicas, gpus: smallest number that carries the load within the targets; None = none does.
       ttft_s, tpot_s: at the load of each replica, by percentile: {"p50": ..., "p95": ...}.
@@ -67,7 +67,7 @@ class ServingChoice(Record):
     requests_at_once: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    prefill: Mapping[str, float] = field(default_factory=dict)
+    prefill: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
     @property
@@ -75,8 +75,14 @@ class ServingChoice(Record):
         """How a replica is split."""
         return layout_of(vars(self))
 
+    @property
+    def machine(self) -> str:
+        """The type of its GPUs, or both: of those that take prompts first."""
+        gpus = (self.prefill.get("gpu", self.gpu), self.gpu)
+        return " + ".join(dict.fromkeys(gpus))
 
-def layout_of(split: Mapping[str, float]) -> Parallelism:
+
+def layout_of(split: Mapping[str, Any]) -> Parallelism:
     """The layout of replicas by their `tensor`, `expert` and `data` ranks, 1 where they do not say."""
     tensor, expert, data = (int(split.get(name, 1)) for name in ("tensor", "expert", "data"))
     return Parallelism(tensor=tensor, expert=expert, data=data)

@@ -86,12 +86,14 @@ class _Deployment:
     """What files are written of.
 
     Attributes:
-      model: as an engine loads it; gpu: its name; pools: replicas, those that answer last.
+      model: as an engine loads it; gpu: its name; machine: with that of another pool.
+      pools: replicas, those that answer last.
       disk_gib: space for its weights; options, dtypes: how the engine is set up.
     """
 
     model: str
     gpu: str
+    machine: str
     pools: tuple[_Pool, ...]
     disk_gib: int
     options: Options
@@ -118,7 +120,7 @@ def _deployment(serving: Serving) -> _Deployment:
     # A checkpoint that vLLM narrows on loading has 16 bits.
     stored = best.memory["weights"] * best.layout.gpus * (2.0 if "quantization" in pools[0].flags else 1.0)
     disk_gib = math.ceil(SPARE * stored / GIB) + 1
-    return _Deployment(hub_name(load["model"]), best.gpu, tuple(pools), disk_gib, options, dtypes)
+    return _Deployment(hub_name(load["model"]), best.gpu, best.machine, tuple(pools), disk_gib, options, dtypes)
 
 
 def _vllm(served: _Deployment) -> dict[str, Any]:
@@ -242,12 +244,14 @@ def _remarks(served: _Deployment, form: _Format) -> list[str]:
     """Lines that open a file: what it starts, how, and what it leaves to its reader."""
     counts = [f"{counted(pool.replicas, 'replica')} of {counted(pool.layout.gpus, 'GPU')}" for pool in served.pools]
     replicas = " for prompts, ".join(counts)
-    lines = [f"{served.model} on {served.gpu}: {replicas}, forecast by neusight-jax {__version__}", form.use]
+    lines = [f"{served.model} on {served.machine}: {replicas}, forecast by neusight-jax {__version__}", form.use]
     if served.options.draft_tokens:
         guessed = served.options.draft_tokens
         lines.append(f"not written: the model that guesses {guessed} tokens ahead; add vLLM's speculative-config")
     if served.dtypes.weights != served.dtypes.activations and "quantization" not in served.pools[0].flags:
         lines.append(f"forecast with weights in {served.dtypes.weights}: give a checkpoint that holds them so")
+    if served.machine != served.gpu:
+        lines.append("not written: which pool runs on which GPU; add a nodeSelector to each")
     return [*lines, "Not run anywhere yet: read it before you apply it."]
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import jax
@@ -142,16 +142,26 @@ class Pair:
 
     Attributes:
       prefill: a replica with step times; its options say how prompts are cut into chunks.
-      decode: likewise, of the same GPU.
-      cluster: whose links the KV cache goes over; model: whose KV cache it is.
+      decode: likewise, of the same type of GPU or another.
+      clusters: machines by the name of their GPU, whose links the KV cache goes over; model: whose KV cache it is.
       load: lengths, targets, and users or requests a second.
     """
 
     prefill: Replica
     decode: Replica
-    cluster: Cluster
+    clusters: Mapping[str, Cluster]
     model: Model
     load: Load
+
+    @property
+    def mixed(self) -> bool:
+        """Whether prompts and answers are on two types of GPUs."""
+        return self.prefill.gpu != self.decode.gpu
+
+    def within(self, first: int, after: int, most: float) -> bool:
+        """Whether so many replicas of each take no more than so many GPUs of a type."""
+        counts = first * self.prefill.layout.gpus, after * self.decode.layout.gpus
+        return (max(counts) if self.mixed else sum(counts)) <= most
 
     def gpus(self, first: int, after: int) -> int:
         """GPUs of so many replicas of each."""
@@ -164,8 +174,11 @@ class Pair:
         return float(held), -ranks
 
     def link_bytes_per_s(self, first: int, after: int) -> float:
-        """Rate of one rank, where there are so many replicas of each."""
-        return link_bytes_per_s(self.cluster, self.gpus(first, after))
+        """Rate of one rank, where there are so many replicas of each; two types are joined by the slower network."""
+        if self.mixed:
+            ends = (self.clusters[replica.gpu].topology for replica in (self.prefill, self.decode))
+            return min(float(np.asarray(end.crossing_bytes_per_s)) for end in ends)
+        return link_bytes_per_s(self.clusters[self.decode.gpu], self.gpus(first, after))
 
     def transfer_s(self, first: int, after: int) -> float:
         """Seconds that a prompt's KV cache takes."""
@@ -220,7 +233,7 @@ class Pair:
         return fewest(
             lambda first, after: meets(first, after)[0],
             lambda first, after: meets(first, after)[1],
-            lambda first, after: self.gpus(first, after) <= most,
+            lambda first, after: self.within(first, after, most),
         )
 
     def most(self, counts: tuple[int, int]) -> float:
@@ -233,6 +246,13 @@ class Pair:
             low, high = (middle, high) if all(self.meets(*counts, amount=middle)) else (low, middle)
         return low
 
+    def per_hour(self, counts: tuple[int, int], prices: Prices | None) -> tuple[float, float] | None:
+        """What an hour of so many replicas of each costs, where both have a price."""
+        own = [None if prices is None else prices.of(replica.gpu) for replica in (self.prefill, self.decode)]
+        if own[0] is None or own[1] is None:
+            return None
+        return counts[0] * self.prefill.layout.gpus * own[0], counts[1] * self.decode.layout.gpus * own[1]
+
     def choice(self, counts: tuple[int, int], prices: Prices | None) -> ServingChoice:
         """An answer of so many replicas of each."""
         prefill, decode, load = self.prefill, self.decode, self.load
@@ -244,13 +264,12 @@ class Pair:
         intervals["gpus"] = (min(*sizes, gpus), max(*sizes, gpus))
         rate, most = float(states.rate[0]), self.most(counts)
         life_s = float(states.ttft_s[0] + (load.lengths.output_tokens - 1.0) * states.tpot_s[0])
-        price = prices.of(decode.gpu) if prices is not None else None
-        costs: dict[str, float] = {}
-        if price is not None:
-            costs = load.costs(gpus * price, rate, counts[0] * prefill.layout.gpus / gpus)
+        costs, hours = dict[str, float](), self.per_hour(counts, prices)
+        if hours is not None:
+            costs = load.costs(sum(hours), rate, hours[0] / sum(hours))
             intervals["cost"] = tuple(costs["tokens"] * count / gpus for count in intervals["gpus"])
         assert decode.memory is not None
-        sent = {"replicas": counts[0], "transfer_s": self.transfer_s(*counts)}
+        sent = {"gpu": prefill.gpu, "replicas": counts[0], "transfer_s": self.transfer_s(*counts)}
         choice = ServingChoice(
             decode.gpu,
             decode.layout.tensor,
@@ -275,9 +294,11 @@ class Pair:
 def disaggregated(
     replicas: Sequence[Replica], clusters: Mapping[str, Cluster], model: Model, load: Load, prices: Prices | None
 ) -> list[ServingChoice]:
-    """The best pools of every GPU, those with the fewest GPUs that carry a load within the targets.
+    """The best pools of every GPU, and of every two types of them: the cheapest that carry a load within the
+    targets, or without prices those with the fewest GPUs.
 
-    A GPU on which no pools do is left out.
+    A GPU on which no pools do is left out. Of two types, prompts are tried in the layout that takes them best on their
+    own type, and answers likewise.
 
     Args:
       replicas: that may be either pool; those without step times are left out.
@@ -286,19 +307,23 @@ def disaggregated(
       load: what is asked.
       prices: of an hour of one GPU; None = no costs.
     """
-    out = []
-    for gpu, cluster in clusters.items():
-        usable = [replica for replica in replicas if replica.gpu == gpu and replica.times is not None]
-        pairings = []
-        for prefill, decode in product(usable, usable):
-            pair = Pair(prefill, decode, cluster, model, load)
+    usable = [replica for replica in replicas if replica.times is not None]
+
+    def best(pairs: Iterable[tuple[Replica, Replica]]) -> tuple[Pair, tuple[int, int]] | None:
+        answers = []
+        for prefill, decode in pairs:
+            pair = Pair(prefill, decode, clusters, model, load)
             if math.isfinite(pair.transfer_s(1, MOST_GPUS)) and (counts := pair.fewest()):
-                size = pair.gpus(*counts), float(pair.at(*counts).ttft(load.percentile)[0])
-                pairings.append((size, pair, counts))
-        if pairings:
-            _, pair, counts = min(pairings, key=lambda pairing: pairing[0])
-            out.append(pair.choice(counts, prices))
-    return out
+                hours = pair.per_hour(counts, prices)
+                value = float(pair.gpus(*counts)) if hours is None else sum(hours)
+                size = value, float(pair.at(*counts).ttft(load.percentile)[0])
+                answers.append((size, pair, counts))
+        return min(answers, key=lambda answer: answer[0])[1:] if answers else None
+
+    alike = {gpu: best(product(*([each for each in usable if each.gpu == gpu],) * 2)) for gpu in clusters}
+    firsts = {gpu: answer[0] for gpu, answer in alike.items() if answer is not None}
+    two = [best([(one.prefill, other.decode)]) for one, other in permutations(firsts.values(), 2)]
+    return [pair.choice(counts, prices) for pair, counts in filter(None, (*alike.values(), *two))]
 
 
 def fewest(

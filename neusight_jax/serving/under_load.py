@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from neusight_jax.hardware.cluster import Cluster
-from neusight_jax.hardware.prices import SECONDS_PER_HOUR
+from neusight_jax.hardware.prices import SECONDS_PER_HOUR, Prices
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.serving.choices import Load, ServingChoice, layout_of
 from neusight_jax.serving.layouts import Replica
@@ -38,6 +38,7 @@ def under_load(
     model: Model,
     load: Load,
     trace: Trace | None,
+    prices: Prices | None = None,
 ) -> list[ServingChoice]:
     """Choices in the order of the estimate, the first of each GPU as the engine answers them, several at a time.
 
@@ -46,22 +47,22 @@ def under_load(
       tried: replicas by GPU and layout.
       clusters: machines by the name of their GPU.
       model: as the engine loads it.
-      load: what is asked; trace: the requests, where they are not drawn.
+      load: what is asked; trace: the requests, where they are not drawn; prices: of an hour of one GPU.
     """
     seen: dict[str, int] = {}
 
     def of(choice: ServingChoice) -> Callable[[], ServingChoice]:
-        seen[choice.gpu] = seen.get(choice.gpu, 0) + bool(choice.replicas)
+        seen[choice.machine] = seen.get(choice.machine, 0) + bool(choice.replicas)
         if not choice.replicas:
             return lambda: choice
-        if seen[choice.gpu] > LAYOUTS:
+        if seen[choice.machine] > LAYOUTS:
             note = "not run: the estimate prefers other layouts of this GPU"
             return lambda: replace(choice, replicas=None, gpus=None, rank=0, tie=False, notes=(note, *choice.notes))
         replica = tried[choice.gpu, choice.layout]
         if not choice.prefill:
             return lambda: _measured(choice, replica, load, trace)
-        prefill = tried[choice.gpu, layout_of(choice.prefill)]
-        return lambda: _pools(choice, Pair(prefill, replica, clusters[choice.gpu], model, load), trace)
+        prefill = tried[choice.prefill["gpu"], layout_of(choice.prefill)]
+        return lambda: _pools(choice, Pair(prefill, replica, clusters, model, load), trace, prices)
 
     threads = ThreadPoolExecutor(os.cpu_count())  # the engine runs outside Python
     try:
@@ -106,7 +107,7 @@ def _none(choice: ServingChoice, what: str, outcome: Run, load: Load) -> Serving
     return replace(choice, replicas=None, gpus=None, notes=(note, *choice.notes))
 
 
-def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None) -> ServingChoice:
+def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None, prices: Prices | None) -> ServingChoice:
     """A choice of two pools as the engine runs it, each with the fewest replicas that meet its target."""
     prefill, decode, load = pair.prefill, pair.decode, pair.load
     assert prefill.times is not None
@@ -127,14 +128,16 @@ def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None) -> ServingCho
     fleet = fewest(
         lambda *tried: of(*tried).ttft_s[key] <= load.ttft_s,
         lambda *tried: of(*tried).tpot_s[key] <= load.tpot_s,
-        lambda *tried: pair.gpus(*tried) <= min(load.max_gpus, MOST_GROWTH * pair.gpus(*counts)),
+        lambda *tried: pair.within(*tried, load.max_gpus) and pair.gpus(*tried) <= MOST_GROWTH * pair.gpus(*counts),
         counts,
     )
     if fleet is None:
         return _none(choice, f"up to {MOST_GROWTH} times as many replicas", of(*counts), load)
     sent = {**choice.prefill, "replicas": fleet[0]}
     changed = replace(choice, prefill=sent, replicas=fleet[1])
-    answered = _answered(changed, fleet[1], of(*fleet), load, whole=True, gpus=pair.gpus(*fleet))
+    gpus, hours = pair.gpus(*fleet), pair.per_hour(fleet, prices)
+    hour = None if hours is None else sum(hours)
+    answered = _answered(changed, fleet[1], of(*fleet), load, whole=True, gpus=gpus, per_hour=hour)
     return powered(answered, load, decode, prefill)
 
 
@@ -158,12 +161,20 @@ def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tupl
 
 
 def _answered(
-    choice: ServingChoice, count: int, outcome: Run, load: Load, *, whole: bool, gpus: int = 0
+    choice: ServingChoice,
+    count: int,
+    outcome: Run,
+    load: Load,
+    *,
+    whole: bool,
+    gpus: int = 0,
+    per_hour: float | None = None,
 ) -> ServingChoice:
     """A choice with what the engine found; bounds keep their ratios, and so do prices of input and output.
 
     Args:
-      whole: the run is of all replicas, else of one; gpus: of all, where replicas are of two kinds.
+      whole: the run is of all replicas, else of one; gpus, per_hour: of all and their price, where replicas are of two
+        kinds.
     """
     key, gpus = f"p{load.percentile:g}", gpus or count * choice.layout.gpus
     rate = outcome.rate if whole else outcome.rate * count
@@ -176,7 +187,7 @@ def _answered(
     intervals["gpus"] = tuple(math.ceil(bound * ratio) if bound < math.inf else bound for bound in intervals["gpus"])
     costs = dict(choice.costs)
     if costs:
-        hour = costs["per_hour"] * ratio
+        hour = costs["per_hour"] * ratio if per_hour is None else per_hour
         changed = 1e6 * hour / SECONDS_PER_HOUR / rate / tokens / costs["tokens"]
         costs = {name: hour if name == "per_hour" else cost * changed for name, cost in costs.items()}
         intervals["cost"] = tuple(bound * changed for bound in intervals["cost"])
