@@ -158,10 +158,10 @@ class Pair:
         """Whether prompts and answers are on two types of GPUs."""
         return self.prefill.gpu != self.decode.gpu
 
-    def within(self, first: int, after: int, most: float) -> bool:
-        """Whether so many replicas of each take no more than so many GPUs of a type."""
-        counts = first * self.prefill.layout.gpus, after * self.decode.layout.gpus
-        return (max(counts) if self.mixed else sum(counts)) <= most
+    def within(self, counts: tuple[int, int]) -> bool:
+        """Whether so many replicas of each take no more GPUs of a type than the load may."""
+        gpus = counts[0] * self.prefill.layout.gpus, counts[1] * self.decode.layout.gpus
+        return (max(gpus) if self.mixed else sum(gpus)) <= self.load.max_gpus
 
     def gpus(self, first: int, after: int) -> int:
         """GPUs of so many replicas of each."""
@@ -224,7 +224,6 @@ class Pair:
 
     def fewest(self, bound: int = 0) -> tuple[int, int] | None:
         """The fewest replicas of each that carry the load, at the middle or an end of the kernels' intervals."""
-        most = min(self.load.max_gpus, MOST_GPUS)
         meets = functools.cache(lambda first, after: self.meets(first, after, bound))
         # A target that one request alone misses is met by no number of replicas.
         alone = min(self.amount, 1.0 if self.load.users is not None else 1e-6)
@@ -233,7 +232,7 @@ class Pair:
         return fewest(
             lambda first, after: meets(first, after)[0],
             lambda first, after: meets(first, after)[1],
-            lambda first, after: self.within(first, after, most),
+            lambda first, after: self.gpus(first, after) <= MOST_GPUS,
         )
 
     def most(self, counts: tuple[int, int]) -> float:
@@ -323,7 +322,8 @@ def disaggregated(
     alike = {gpu: best(product(*([each for each in usable if each.gpu == gpu],) * 2)) for gpu in clusters}
     firsts = {gpu: answer[0] for gpu, answer in alike.items() if answer is not None}
     two = [best([(one.prefill, other.decode)]) for one, other in permutations(firsts.values(), 2)]
-    return [pair.choice(counts, prices) for pair, counts in filter(None, (*alike.values(), *two))]
+    found = filter(None, (*alike.values(), *two))
+    return [pair.choice(counts, prices) for pair, counts in found if pair.within(counts)]
 
 
 def fewest(

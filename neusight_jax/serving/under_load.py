@@ -128,7 +128,9 @@ def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None, prices: Price
     fleet = fewest(
         lambda *tried: of(*tried).ttft_s[key] <= load.ttft_s,
         lambda *tried: of(*tried).tpot_s[key] <= load.tpot_s,
-        lambda *tried: pair.within(*tried, load.max_gpus) and pair.gpus(*tried) <= MOST_GROWTH * pair.gpus(*counts),
+        lambda first, after: (
+            pair.within((first, after)) and pair.gpus(first, after) <= MOST_GROWTH * pair.gpus(*counts)
+        ),
         counts,
     )
     if fleet is None:
