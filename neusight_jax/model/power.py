@@ -290,20 +290,20 @@ def settle(law: PowerLaw, gpu: GPU, draw: Draw, slower: Callable[[Array], Array]
 
 
 POWER = PowerLaw(
-    static_share=0.2645,
-    product_pj=4.572,
-    attention_pj=7.375,
-    decode_pj=1.478,
-    stream_pj=5.813,
-    flop16_pj=0.2811,
-    flop8_pj=0.2169,
-    flop4_pj=0.04694,
-    flop32_pj=2.33,
-    dram_pj=44.78,
-    node_exponent=0.6936,
-    flat=0.7111,
-    slope=0.7975,
-    gap_us=27.94,
+    static_share=0.2259,
+    product_pj=6.031,
+    attention_pj=8.451,
+    decode_pj=2.161,
+    stream_pj=7.706,
+    flop16_pj=0.2701,
+    flop8_pj=0.1377,
+    flop4_pj=0.06965,
+    flop32_pj=2.276,
+    dram_pj=41.66,
+    node_exponent=0.642,
+    flat=0.7226,
+    slope=0.584,
+    gap_us=9.99,
 )
 """Fitted to measured watts of kernels, whole models and servers under those priors (`benchmarks.power_law`)."""
 
