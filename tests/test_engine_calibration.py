@@ -72,10 +72,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"steps": 1}', "steps is 1"),
+        ('{"steps": 1}', "unknown field 'steps'; nearest: step_s"),
         ('{"step_s": -1}', "step_s is -1"),
         ('{"engine": "tgi"}', "engine is 'tgi'"),
-        ("[1]", "the file is"),
+        ("[1]", "expected fields with values, some of engine, step_s, .*; found list"),
     ],
 )
 def test_what_is_no_engine_file(tmp_path: Path, text: str, message: str) -> None:
@@ -94,8 +94,11 @@ HEAD = "input_tokens,output_tokens,users,ttft_s,tpot_s"
         (HEAD, "no measured load"),
         (f"{HEAD}\n1000,200,1,0.04,fast", "row 1: tpot_s is 'fast'"),
         (f"{HEAD}\n1000,200,1,0.04,0.01\n1000,200,1,-4,0.01", "row 2: ttft_s is '-4'"),
-        ("input_tokens,output_tokens,users,ttft_s\n1000,200,1,0.04", "row 1 has no tpot_s"),
-        (f"{HEAD},gpus\n1000,200,1,0.04,0.01,8", "unknown column 'gpus'"),
+        (
+            "input_tokens,output_tokens,users,ttft_s\n1000,200,1,0.04",
+            "row 1: tpot_s is missing, expected mean time of each further token",
+        ),
+        (f"{HEAD},gpus\n1000,200,1,0.04,0.01,8", "unknown field 'gpus'"),
     ],
 )
 def test_what_are_no_loads(tmp_path: Path, text: str, message: str) -> None:

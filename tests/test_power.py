@@ -208,7 +208,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> 
 
 def test_the_law_is_fitted_to_watts(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Watts made by known constants give a checkpoint that forecasts them, and keeps its seconds."""
-    law = dataclasses.replace(POWER, static_share=0.2, product_pj=9.0, flop16_pj=0.2, gap_us=10.0)
+    law = dataclasses.replace(POWER, static_share=0.2, product_pj=12.0, flop16_pj=0.15, gap_us=10.0)
     base = nj.load_predictor("tensorcore")
     random, parts = np.random.default_rng(0), []
     for device, board in (("NVIDIA H100 80GB HBM3", H100), ("NVIDIA A100-SXM4-40GB", nj.load_gpu("A100-SXM4-40GB"))):

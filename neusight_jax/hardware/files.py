@@ -118,8 +118,11 @@ class ClusterFile(NamedFile, title="Cluster file"):
 _PARTS: dict[str, type[BaseModel]] = {"gpu": GPUFile, "topology": TopologyFile}
 
 
-def checked(model: type[_Model], content: Mapping[str, Any], where: str) -> _Model:
+def checked(model: type[_Model], content: Any, where: str) -> _Model:
     """The record of a file's content. `InputError` opened by `where`: unknown keys first, then values, missing keys."""
+    if not isinstance(content, Mapping):
+        known = ", ".join(model.model_fields)
+        raise InputError(f"{where}: expected fields with values, some of {known}; found {type(content).__name__}")
     try:
         return model.model_validate(dict(content), context=where)
     except ValidationError as error:

@@ -8,16 +8,17 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.hardware.cluster import Machine, as_cluster
+from neusight_jax.hardware.files import checked
 from neusight_jax.job.step import most_probable
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.records import json_text
@@ -32,26 +33,22 @@ NOISE = 0.1
 FITTED = tuple(name for name in WIDTHS if name != "wave")
 """Numbers that loads are fitted with: how a load generator starts its requests is no number of the engine."""
 
-Seconds = Annotated[float, Field(gt=0, lt=1e5)]
+_Tokens: TypeAlias = Annotated[int, Field(le=10_000_000)]
+_Seconds: TypeAlias = Annotated[float, Field(gt=0, lt=1e5)]
+_Ranks: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 
 
 class MeasuredLoad(BaseModel, extra="forbid", frozen=True, title="Measured load"):
-    """A load of one replica as a load generator measured it.
+    """A load of one replica as a load generator measured it."""
 
-    Attributes:
-      input_tokens, output_tokens: of a request; users: requests at once, each following an answer.
-      ttft_s: mean time to the first token, seconds; tpot_s: of each further one.
-      tensor_parallel, expert_parallel, data_parallel: ranks of the replica, as of `layouts.Ranks`.
-    """
-
-    input_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
-    output_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
-    users: Annotated[float, Field(gt=0, le=1e5)]
-    ttft_s: Seconds
-    tpot_s: Seconds
-    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
-    expert_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
-    data_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
+    input_tokens: _Tokens = Field(ge=1, description="tokens of a prompt, a whole number from 1")
+    output_tokens: _Tokens = Field(ge=2, description="tokens of an answer, a whole number from 2")
+    users: float = Field(gt=0, le=1e5, description="requests at once, each following an answer, above 0")
+    ttft_s: _Seconds = Field(description="mean time to the first token, seconds above 0")
+    tpot_s: _Seconds = Field(description="mean time of each further token, seconds above 0")
+    tensor_parallel: _Ranks = Field(1, description="ranks of the replica that layers are split over, from 1")
+    expert_parallel: _Ranks = Field(1, description="ranks that experts are split over, from 1")
+    data_parallel: _Ranks = Field(1, description="ranks that hold requests of their own, from 1")
 
 
 def read_loads(path: str | os.PathLike[str]) -> list[MeasuredLoad]:
@@ -63,21 +60,8 @@ def read_loads(path: str | os.PathLike[str]) -> list[MeasuredLoad]:
     rows = list(csv.DictReader(read_text(file, "a CSV file of measured loads").splitlines()))
     if not rows:
         raise InputError(f"{file}: no measured load; expected a row under {', '.join(MeasuredLoad.model_fields)}")
-    return [_load(row, f"{file}: row {number}") for number, row in enumerate(rows, 1)]
-
-
-def _load(row: Mapping[Any, Any], where: str) -> MeasuredLoad:
-    try:
-        return MeasuredLoad.model_validate({key: value for key, value in row.items() if value not in ("", None)})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = first["loc"][0]
-        if first["type"] == "missing":
-            raise InputError(f"{where} has no {name}; add the column, such as {name},...") from None
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(MeasuredLoad.model_fields)
-            raise InputError(f"{where}: unknown column {name!r}, expected {known}") from None
-        raise InputError(f"{where}: {name} is {first['input']!r}, expected {first['msg'].lower()}") from None
+    given = [{key: value for key, value in row.items() if value not in ("", None)} for row in rows]
+    return [checked(MeasuredLoad, row, f"{file}: row {number}") for number, row in enumerate(given, 1)]
 
 
 def calibrate_engine(

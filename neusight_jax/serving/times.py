@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
+from neusight_jax.hardware.files import checked
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.step import kernel_joules
 from neusight_jax.kernels.families import FAMILIES
@@ -96,7 +97,9 @@ MEASURED: dict[str, str] = {"vllm": "0.12 to 0.18", "trtllm": "1.0.0rc3 to 1.1.0
 class EngineFile(BaseModel, extra="forbid", title="Engine file"):
     """Numbers of an engine, as `neusight-jax calibrate --engine` writes them; those left out are the engine's."""
 
-    engine: Literal["vllm", "trtllm", "sglang"] = Field("vllm", description="whose numbers the others are")
+    engine: Literal["vllm", "trtllm", "sglang"] = Field(
+        "vllm", description="vllm, trtllm or sglang, whose numbers the others are"
+    )
     step_s: _Positive = Field(None, description="host time of a step that the GPU waits for, seconds")
     sequence_s: _Positive = Field(None, description="likewise of each running request, seconds")
     request_s: _Positive = Field(None, description="of a request before its first step, seconds")
@@ -108,12 +111,7 @@ class EngineFile(BaseModel, extra="forbid", title="Engine file"):
 def _engine_file(path: str) -> EngineFile:
     if Path(path).suffix not in (".json", ".yaml", ".yml"):
         raise unknown_name("engine", path, ENGINES, "or a file that `calibrate --engine` wrote")
-    try:
-        return EngineFile.model_validate(read_content(Path(path), "an engine file, such as {step_s: 0.001}"))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name, known = ".".join(map(str, first["loc"])) or "the file", ", ".join(EngineFile.model_fields)
-        raise InputError(f"{path}: {name} is {first['input']!r}, {first['msg'].lower()}; known: {known}") from None
+    return checked(EngineFile, read_content(Path(path), "an engine file, such as {step_s: 0.001}"), path)
 
 
 def engine_name(engine: str) -> str:
