@@ -202,8 +202,8 @@ def stage_of(
             raise InputError("document_tokens goes with attention that is one kernel; gpt2 in fp32 runs without")
         return _eager_stage(config, model, layout, shard, sequence_length, layers)
     tokens = sequence_length // layout.context
-    # Of parts that are nearly equal.
-    lengths = tuple((tokens + at) // documents for at in range(documents)) * layout.micro_batch_size
+    count = min(documents, tokens)
+    lengths = tuple((tokens + at) // count for at in range(count)) * layout.micro_batch_size  # nearly equal parts
     stored = precision(dtype, lora.weight_dtype if lora else None)
     step = Step(Requests(lengths, lengths), stored, "training", shard=shard, lora=lora)
     record(step, config, layout.tensor, layout.expert, model)

@@ -125,9 +125,9 @@ def write_sums(step: Step, model: Decoder, tensor_parallel: int, expert_ranks: i
         return [Kernel("collective", op, dims, count, "bf16")] if ranks > 1 and count else []
 
     software, dense = "engine" if engine else "library", 1.0 + blocks - routed  # one after the embedding
-    counts = {tensor_parallel: dense} | (
-        {} if shared else {expert_ranks: routed + dense * (expert_ranks == tensor_parallel)}
-    )
+    counts = {tensor_parallel: dense}
+    if not shared:
+        counts[expert_ranks] = counts.get(expert_ranks, 0.0) + routed
     sums = [kernel for ranks, count in counts.items() for kernel in message("all_reduce", size, ranks, count, software)]
     if sums:
         step.emit("tensor_parallel", "all_reduce", sums, shape=(step.requests.tokens, model.hidden))
