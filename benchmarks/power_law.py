@@ -218,13 +218,14 @@ def capped_graph(series: str) -> Graph:
     return nj.graph_from_config(model, 1, 2048, mode, "fp16", weight_dtype=weights, engine="llama.cpp")
 
 
-def clocked(folder: Path) -> Measured:
-    """The RTX 3090 at the clocks that it settled at under its caps."""
+def clocked(folder: Path, chosen: Collection[str] = tuple(CAPPED), points: int | None = None) -> Measured:
+    """The RTX 3090 at the clocks that it settled at under its caps, of some series, at all points or so many."""
     frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
     predictor, parts = nj.load_predictor("tensorcore"), []
-    for series in CAPPED:
-        graph = capped_graph(series)
-        for row in frame[frame.series == series].itertuples():
+    for series in chosen:
+        graph, rows = capped_graph(series), frame[frame.series == series].sort_values("cap_w")
+        taken = np.linspace(0, len(rows) - 1, points or len(rows)).round().astype(int)
+        for row in rows.iloc[taken].itertuples():
             share = row.sm_clock_mhz * 1e6 / float(gpu.clock_hz)
             joules, seconds = of_step(predictor, at_clock(gpu, share), graph)
             parts.append((joules, seconds, 0.0, row.drawn_w, share, UNLIMITED_W, series))
@@ -236,12 +237,16 @@ UNLIMITED_W = 1e6
 """Where the clock was measured, the cap is in it."""
 
 
-def capped(folder: Path, law: PowerLaw) -> pd.DataFrame:
+POINTS = 10
+"""Of a series, where it is fitted too."""
+
+
+def capped(folder: Path, law: PowerLaw, chosen: Collection[str] = tuple(CAPPED)) -> pd.DataFrame:
     """Speed over that at the highest cap, and watts, forecast and measured, of the RTX 3090 at every cap."""
     frame, gpu = pd.read_csv(folder / "caps_rtx3090.csv"), nj.load_gpu(RTX_3090)
     predictor = dataclasses.replace(nj.load_predictor("tensorcore"), power=law)  # type: ignore[type-var]
     parts = []
-    for series in CAPPED:
+    for series in chosen:
         graph = capped_graph(series)
         rows = frame[frame.series == series].sort_values("cap_w")
         steps = [nj.predict(predictor, gpu.replace(power_limit_w=float(cap)), graph) for cap in rows.cap_w]
@@ -319,6 +324,11 @@ def main() -> None:
     speed, drawn = caps.speed / caps.measured_speed - 1.0, caps.watts / caps.drawn_w - 1.0
     print(f"RTX 3090 under caps, left out: speed {speed.abs().mean():.1%}, watts {drawn.abs().mean():.1%}")
     print(speed.abs().groupby(caps.series).mean().to_string(float_format="{:.3f}".format))
+    boards = [measured for name, measured in data.items() if name != "RTX 3090"]
+    for series in CAPPED:
+        caps = capped(folder, fit_power([*boards, clocked(folder, [series], POINTS)]), [series])
+        speed = caps.speed / caps.measured_speed - 1.0
+        print(f"  with {POINTS} points of it, {series}: speed {speed.abs().mean():.1%}")
     workloads = locked_workloads(folder)
     print_locked("left out", by_clock(folder, laws["A100"], workloads))
     halves = []
