@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.kernels.families import FAMILIES, family_of
-from neusight_jax.kernels.family import Family, is_traced
+from neusight_jax.kernels.family import UNPACK, Family, is_traced
 from neusight_jax.records import Record, is_known, short
 
 PHASES: tuple[str, ...] = ("forward", "backward", "weight_gradient", "optimizer")
@@ -287,6 +287,18 @@ def by_family(
     return batches
 
 
+def plain(table: KernelTable) -> KernelTable:
+    """The same kernels without the dim `UNPACK` in families of which it is known that none unpacks: less arithmetic."""
+
+    def of(batch: KernelBatch) -> KernelBatch:
+        unpacked = batch.dims.get(UNPACK)
+        if not isinstance(unpacked, np.ndarray) or np.any(unpacked[np.asarray(batch.row) >= 0]):
+            return batch
+        return replace(batch, dims={name: size for name, size in batch.dims.items() if name != UNPACK})
+
+    return replace(table, families={name: of(batch) for name, batch in table.families.items()})
+
+
 def distinct(table: KernelTable) -> KernelTable:
     """The same launches with equal kernels merged into one row, without padding: the sum is the same, the rows fewer.
 
@@ -294,7 +306,7 @@ def distinct(table: KernelTable) -> KernelTable:
     Tables no longer share a program, which pays from some hundred machines on.
     """
     families, start, kept = {}, 0, table.launched == "eager"
-    for name, batch in table.families.items():
+    for name, batch in plain(table).families.items():
         real = np.asarray(batch.count) > 0
         if not real.any():
             continue

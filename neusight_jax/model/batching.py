@@ -20,7 +20,7 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array, Bool
 
 from neusight_jax.hardware.cluster import Machine
-from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged
+from neusight_jax.kernels.table import KernelBatch, KernelTable, in_chunks, merged, plain
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 
@@ -204,7 +204,8 @@ def fast_on_many(of_table: Callable[..., Any]) -> Callable[..., Any]:
     batching.primitive_batchers[primitive] = batched
     structures: dict[Any, Any] = {}
 
-    def run(*arguments: Any) -> Any:
+    def run(predictor: Predictor, machine: Machine, kernels: KernelTable, *how: Any) -> Any:
+        arguments = predictor, machine, plain(kernels), *how
         leaves, tree = jax.tree.flatten(arguments)
         if tree not in structures:
             structures[tree] = jax.tree.structure(_nothing(of_table, arguments))
