@@ -306,7 +306,7 @@ def distinct(table: KernelTable) -> KernelTable:
     Tables no longer share a program, which pays from some hundred machines on.
     """
     families, start, kept = {}, 0, table.launched == "eager"
-    for name, batch in plain(table).families.items():
+    for name, batch in table.families.items():
         real = np.asarray(batch.count) > 0
         if not real.any():
             continue
