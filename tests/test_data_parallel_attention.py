@@ -102,7 +102,7 @@ def test_an_answer_with_pools() -> None:
     assert f"--data-parallel-size {RANKS} --enable-expert-parallel" in choice.command
     assert f"x TP1 DP{RANKS} EP{RANKS}" in str(served(data_parallel=[RANKS], expert_parallel=[RANKS]))
     pair = next(choice for choice in answer.choices if choice.prefill)
-    assert {"tensor", "expert", "data", "replicas", "transfer_s"} == set(pair.prefill)
+    assert {"gpu", "tensor", "expert", "data", "replicas", "transfer_s"} == set(pair.prefill)
 
 
 def test_refusals(model: Model) -> None:

@@ -19,7 +19,6 @@ from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.config import whole
 from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
-from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
@@ -219,7 +218,7 @@ class _Served:
     requests: Trace | None
     drafting: bool = False
 
-    def replicas(self, predictor: Predictor, engine: Engine, ranks: Ranks) -> dict[tuple[str, Parallelism], Replica]:
+    def replicas(self, predictor: Predictor, engine: Engine, ranks: Ranks) -> Tried:
         """Replicas to try, by GPU and layout: what `layouts.replicas` makes of the same arguments."""
         lengths = self.load.lengths
         longest = sum(asdict(lengths).values()) if self.requests is None else self.requests.longest

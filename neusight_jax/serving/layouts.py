@@ -63,16 +63,20 @@ class Capacity:
     @property
     def requests(self) -> float:
         """Requests of mean length that fit a replica at once."""
-        return self.attention_ranks * max(self.cache_bytes, 0.0) / self.request_bytes
+        return self.attention_ranks * self._of_rank
+
+    @property
+    def _of_rank(self) -> float:
+        return max(self.cache_bytes, 0.0) / self.request_bytes
 
     @property
     def fits(self) -> bool:
         """Whether one request fits a rank."""
-        return self.cache_bytes >= self.request_bytes
+        return self._of_rank >= 1.0
 
     def most(self, max_batch: int) -> float:
         """Requests of mean length that run on a replica at once, where a rank takes so many."""
-        return self.attention_ranks * min(float(max_batch), float(np.floor(self.requests / self.attention_ranks)))
+        return self.attention_ranks * min(float(max_batch), float(np.floor(self._of_rank)))
 
 
 def capacity(model: Model, layout: Parallelism, mem_bytes: float, options: Options, context: float) -> Capacity:

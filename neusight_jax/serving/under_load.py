@@ -25,10 +25,10 @@ LAYOUTS = 2
 """Of each GPU, the best by the estimate are run."""
 MOST_GROWTH = 4
 """Times the GPUs of the estimate that pools may grow to."""
-Tried: TypeAlias = Mapping[tuple[str, Parallelism], Replica]
-"""Replicas by GPU and layout."""
 TRIES = 10
 """Most runs of one layout."""
+Tried: TypeAlias = Mapping[tuple[str, Parallelism], Replica]
+"""Replicas by GPU and layout."""
 
 
 def under_load(
