@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -138,7 +139,7 @@ def test_plan_files(tmp_path: Path) -> None:
 
 def test_sampling_takes_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, looks = Fake(), []
-    found = sample(kernel, 0.02, lambda: looks.append(1))
+    found = sample(kernel, 0.02, lambda _: looks.append(1))
     assert found.loop_s == pytest.approx(10e-6)
     assert found.call_s == pytest.approx(60e-6)
     assert found.loop_spread < 1e-9
@@ -153,7 +154,7 @@ def test_sampling_takes_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernel, "loop", recorded)
     before: list[float] = []
-    sample(kernel, 0.02, lambda: before.append(looped[-1]), window_s=0.15)
+    sample(kernel, 0.02, lambda run: before.append(run() and looped[-1]), window_s=0.15)
     assert before[0] >= 0.15
     monkeypatch.setattr(kernel, "loop", whole)
     # The 15 % that calls get leaves 17 ms over 8 repeats: 48 rounds of 44 us, two for the first one.
@@ -258,3 +259,20 @@ def test_sensors_read_what_a_driver_says(monkeypatch: pytest.MonkeyPatch) -> Non
         1.98e9, 3.201e9, None, pytest.approx(700.0), 40.0, "power brake"
     )
     assert machine.Sensors(wanted=False).read() == machine.Reading()
+
+
+def test_watts_are_of_the_joules_a_board_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that turns every 20 ms, at 100 W for a moment and 300 W from then on."""
+    begun = time.perf_counter()
+
+    class Nvml:
+        @staticmethod
+        def nvmlDeviceGetTotalEnergyConsumption(handle: str) -> int:
+            turns = int((time.perf_counter() - begun) / 0.02)
+            return 20 * (100 * min(turns, 3) + 300 * max(turns - 3, 0))
+
+    monkeypatch.setattr(machine, "_open_nvml", lambda: (Nvml, "first"))
+    watts = machine.Sensors(wanted=True).while_running(lambda: time.sleep(0.5)).power_w
+    assert watts == pytest.approx(300.0, rel=0.15)  # this machine may be busy
+    assert machine.mean_watts([(0.0, 5.0), (1.0, 5.0), (2.0, 8.0), (3.0, 8.0), (4.0, 18.0)]) == 5.0
+    assert machine.mean_watts([(0.0, 5.0), (1.0, 6.0)]) is None

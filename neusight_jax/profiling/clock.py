@@ -105,14 +105,17 @@ def spread(values: Sequence[float]) -> float:
 
 
 def sample(
-    prepared: Prepared, seconds: float, between: Callable[[], None] | None = None, window_s: float = 0.0
+    prepared: Prepared,
+    seconds: float,
+    between: Callable[[Callable[[], object]], None] | None = None,
+    window_s: float = 0.0,
 ) -> Sample:
     """Time a kernel for about so many seconds.
 
     Args:
       prepared: the kernel; seconds: to spend, warm-up and compilation aside; less than twelve passes over all sets
-        are never made; between: called halfway, while the device is warm (clocks, power).
-      window_s: the kernel runs so long without a pause before `between` is called.
+        are never made; between: called halfway, while the device is warm, with what runs the kernel without a pause
+        for `window_s` (clocks, power).
     Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
     for _ in range(WARM_UPS):
@@ -142,10 +145,7 @@ def sample(
         firsts.append(prepared.loop(1))
         wholes.append(prepared.loop(rounds + 1))
         if between is not None and index == repeats // 2:
-            # Watts are means of a window, in which there must be no pause.
-            if window_s > 0.0:
-                prepared.loop(math.ceil(window_s / one_round))
-            between()
+            between(lambda: prepared.loop(math.ceil(window_s / one_round)))
     first = statistics.median(firsts)  # of the same machine as the median below, interruptions aside
     if statistics.median(wholes) < 1.5 * first:
         first = min(firsts)  # few repeats, and most first rounds interrupted: two rounds cannot take as long as none

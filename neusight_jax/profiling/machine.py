@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,10 @@ THROTTLES: dict[int, str] = {
     0x80: "power brake",
 }
 """Bits of NVML's clock event reasons that slow a kernel down."""
-WINDOW_S = 0.15
-"""Watts of NVML and nvidia-smi are means of the last 0.1 s."""
+WINDOW_S = 0.4
+"""So long something runs without a pause for its watts: boards count joules every 0.02 to 0.1 s, and clocks settle."""
+LOOK_EVERY_S = 0.002
+"""Between two looks at the joules a board has counted."""
 _SENSORS: tuple[tuple[str, str, float, str, tuple[str, ...], float], ...] = (
     ("clock_hz", "clocks.sm", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",), 1e6),
     ("mem_clock_hz", "clocks.mem", 1e6, "nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",), 1e6),
@@ -79,6 +84,45 @@ class Sensors:
         """Look now."""
         return _read_nvml(self._nvml, self._handle) if self._nvml is not None else parse_smi(self._ask())
 
+    def while_running(self, run: Callable[[], object]) -> Reading:
+        """What the sensors say while something runs without a pause, in this thread.
+
+        Watts are of the joules that the board counts, from its first count after a fifth of the time to its last;
+        where it counts none, as the driver averages them.
+        """
+        counts: list[tuple[float, float]] = []
+        readings: list[Reading] = []
+        ended = threading.Event()
+
+        def look() -> None:
+            begun = time.perf_counter()
+            while not ended.wait(LOOK_EVERY_S):
+                joules = self._joules()
+                if joules is not None:
+                    counts.append((time.perf_counter(), joules))
+                if not readings and time.perf_counter() - begun > 0.5 * self.window_s:
+                    readings.append(self.read())
+
+        beside = threading.Thread(target=look)
+        begun = time.perf_counter()
+        beside.start()
+        try:
+            run()
+        finally:
+            ended.set()
+            beside.join()
+        settled = begun + 0.2 * (time.perf_counter() - begun)
+        reading = readings[0] if readings else self.read()
+        watts = mean_watts([(at, joules) for at, joules in counts if at >= settled])
+        return reading if watts is None else replace(reading, power_w=watts)
+
+    def _joules(self) -> float | None:
+        """What the board has drawn since its driver was loaded, J."""
+        if self._nvml is None:
+            return None
+        millijoules = _tried(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None if millijoules is None else 1e-3 * float(millijoules)
+
     def facts(self) -> dict[str, str]:
         """Driver and power limit, for the card."""
         if self._nvml is not None:
@@ -102,6 +146,19 @@ class Sensors:
         except (OSError, subprocess.SubprocessError):
             return {}
         return dict(zip(_QUERY, (value.strip() for value in done.stdout.strip().split(",")), strict=False))
+
+
+def mean_watts(counts: Sequence[tuple[float, float]]) -> float | None:
+    """Mean watts between the first and the last change of a count of joules; None for fewer than two changes.
+
+    Args:
+      counts: seconds and joules, in order of time.
+    """
+    changes = [later for before, later in itertools.pairwise(counts) if later[1] != before[1]]
+    if len(changes) < 2:
+        return None
+    (begun, first), (ended, last) = changes[0], changes[-1]
+    return (last - first) / (ended - begun)
 
 
 def parse_smi(answer: Mapping[str, str]) -> Reading:

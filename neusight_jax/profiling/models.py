@@ -7,6 +7,7 @@ gradients, compiled or operation by operation.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import sys
 import time
@@ -26,7 +27,7 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.traced import source_file
 from neusight_jax.profiling.clock import FEWEST_REPEATS, spread
-from neusight_jax.profiling.machine import Machine, Sensors, find_machine, host_facts
+from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts
 from neusight_jax.profiling.run import begun_card, failure, make_backend, now, write_folder
 
 MODES: dict[str, str] = {"inference": "inf", "training": "train"}
@@ -69,8 +70,9 @@ def profile_models(
     console = console or Console(quiet=True)
     measured: list[dict[str, Any]] = []
     machines: dict[str, Machine] = {}
+    sensors: dict[str, Sensors] = {}
     versions: dict[str, str] = {}
-    began, host, on_cpu = now(), host_facts(), True
+    began, host = now(), host_facts()
     for model in models:
         for mode in modes:
             # Made for each mode, as some models have other heads when they train.
@@ -78,10 +80,12 @@ def profile_models(
             if target.framework not in machines:
                 backend = make_backend(target.framework)
                 machines[target.framework] = find_machine(backend, gpu)
-                versions, on_cpu = {**versions, **backend.versions()}, backend.is_cpu
+                sensors[target.framework] = Sensors(wanted=not backend.is_cpu)
+                versions = {**versions, **backend.versions()}
             for execution in executions:
                 console.print(f"{model}: {mode}, {execution}", highlight=False)
-                row = _measured(target, machines[target.framework], mode, execution, seconds)
+                on, seen = machines[target.framework], sensors[target.framework]
+                row = _measured(target, on, seen, mode, execution, seconds)
                 if "reason" in row:
                     console.print(f"skipped {model}: {row['reason']}", highlight=False)
                 measured.append(row)
@@ -89,15 +93,17 @@ def profile_models(
     skipped = [row for row in measured if "reason" in row]
     if not rows:
         raise InputError(f"no model could be measured; the first was skipped because it {skipped[0]['reason']}")
-    machine = next(iter(machines.values()))
+    machine, seen = next(iter(machines.values())), next(iter(sensors.values()))
     facts = {"timing": "whole steps, each waited for; median over repeats, warm-up aside", "models": ", ".join(models)}
     facts["made_by"] = f"neusight-jax profile-model {' '.join(models)} --output DIR"
-    card = begun_card(machine, Sensors(wanted=not on_cpu), versions, **facts)
+    card = begun_card(machine, seen, versions, **facts)
     card |= {"began": began, "host": host, "rows": {"end_to_end": len(rows)}}
     return write_folder(Path(output), card, {f"models/{END_TO_END.file}": pd.DataFrame(rows)}, skipped, machine.file)
 
 
-def _measured(target: Target, machine: Machine, mode: str, execution: str, seconds: float) -> dict[str, Any]:
+def _measured(
+    target: Target, machine: Machine, sensors: Sensors, mode: str, execution: str, seconds: float
+) -> dict[str, Any]:
     """A row of a model, or what it is and the reason why there is none."""
     workload: dict[str, Any] = {
         "device": machine.name,
@@ -110,7 +116,7 @@ def _measured(target: Target, machine: Machine, mode: str, execution: str, secon
     }
     try:
         made = torch_step if target.framework == "torch" else jax_step
-        timing = _timed(made(target, mode == "training", execution == "compiled"), seconds)
+        timing = _timed(made(target, mode == "training", execution == "compiled"), seconds, sensors)
     except InputError:
         raise
     except Exception as error:  # whatever a model raises when it is run
@@ -134,8 +140,8 @@ def _target(model: str, batch_size: int | None, sequence_length: int | None, mod
     return target_from_source(model)
 
 
-def _timed(step: Step, seconds: float) -> dict[str, Any]:
-    """Median seconds of a model, and how far its repeats lie apart."""
+def _timed(step: Step, seconds: float, sensors: Sensors) -> dict[str, Any]:
+    """Median seconds of a model, and how far its repeats lie apart; watts and clock of as many steps in a row."""
     for _ in range(WARM_UPS):
         step()
     steps: list[tuple[float, float | None]] = []
@@ -146,12 +152,15 @@ def _timed(step: Step, seconds: float) -> dict[str, Any]:
     totals = [forward + (backward or 0.0) for forward, backward in steps]
     # A step of JAX is one program: what its gradients take is what it takes beyond the forward pass.
     backward_s = None if steps[0][1] is None else statistics.median(backward or 0.0 for _, backward in steps)
+    again = max(len(steps), math.ceil(sensors.window_s / statistics.median(totals)))
+    reading = Reading() if sensors.source == "none" else sensors.while_running(lambda: [step() for _ in range(again)])
     return {
         "e2e_s": statistics.median(totals),
         "forward_s": statistics.median(forward for forward, _ in steps),
         "backward_s": backward_s if backward_s is not None and backward_s > 0.0 else None,
         "spread": spread(totals),
         "repeats": len(steps),
+        **{name: getattr(reading, name) for name in ("power_w", "power_limit_w", "clock_hz")},
     }
 
 

@@ -346,7 +346,8 @@ def _measured(
     prepared: Prepared | None = None
     try:
         prepared = clock.prepare(case, sets, seed)
-        timings = sample(prepared, seconds, lambda: readings.append(sensors.read()), sensors.window_s)
+        watched = None if sensors.source == "none" else lambda run: readings.append(sensors.while_running(run))
+        timings = sample(prepared, seconds, watched, sensors.window_s)
     except Exception as error:  # out of memory, or not there in this dtype: backends raise many kinds
         return {"kernel": kernel, "reason": failure(error)}
     finally:
