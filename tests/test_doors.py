@@ -30,6 +30,8 @@ STEPS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "QLoRA": (DENSE, "bf16", {"optimizer": "adamw", "lora": nj.Lora(8, weight_dtype="int4")}),
     "experts": (EXPERTS, "bf16", {"optimizer": "adamw"}),
     "experts together": (EXPERTS, "bf16", {"optimizer": "adamw", "experts": "grouped"}),
+    "Muon": (DENSE, "bf16", {"optimizer": "muon"}),
+    "Muon of experts": (EXPERTS, "bf16", {"optimizer": "muon"}),
     "GPT-2 in fp32": (GPT2, "fp32", {"optimizer": "adamw"}),
     "GPT-2 in bf16": (GPT2, "bf16", {"optimizer": "adamw"}),
 }

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from neusight_jax import InputError, graph_from_config, load_gpu, load_predictor, predict
+from neusight_jax import (
+    InputError,
+    Parallelism,
+    graph_from_config,
+    job_from_config,
+    load_cluster,
+    load_gpu,
+    load_predictor,
+    predict,
+)
 from neusight_jax.graph.optimizers import OPTIMIZERS, optimizer_kernels
 from neusight_jax.kernels.table import table_from_kernels
 from neusight_jax.model.latency import predict_kernels
@@ -37,7 +46,7 @@ def test_states_are_in_the_memory() -> None:
     assert bytes_of["adamw"] == 12.0
     assert bytes_of["sgd"] == 4.0
     assert bytes_of["adamw-8bit"] == 6.0
-    assert bytes_of["lion"] == 8.0
+    assert bytes_of["lion"] == bytes_of["muon"] == 8.0
     assert bytes_of["adafactor"] == 4.0  # its row and its column are nothing beside the copy of the weights
 
 
@@ -51,6 +60,37 @@ def test_updates_take_what_they_move() -> None:
 
     assert seconds("lion") == pytest.approx(seconds("sgd-momentum"), rel=0.2)
     assert 1.5 < seconds("adafactor") / seconds("adamw") < 2.5
+
+
+def test_muon_orthogonalizes_every_matrix() -> None:
+    """Five steps of 4 m² n + 2 m³ FLOP of each matrix as it is stored, of all 16 layers; the tables are AdamW's."""
+    plain, full = (graph_from_config("llama-3.2-1b", **SIZES, optimizer=name) for name in ("sgd-momentum", "muon"))
+    matrices = [(2048, 3072), (2048, 2048), (2048, 16384), (2048, 8192)]  # QKV, output, gate and up, down
+    wanted = 16 * sum(5 * (4 * m**2 * n + 2 * m**3) for m, n in matrices)
+    products = [kernel for kernel in full.nodes[-1].optimizer if kernel.family in ("linear", "bmm")]
+    found = sum(
+        2 * kernel.count * kernel.dims["batch"] * kernel.dims["m"] * kernel.dims["n"] * kernel.dims["k"]
+        for kernel in products
+    )
+    assert found == pytest.approx(wanted)
+    predictor, gpu = load_predictor("tensorcore"), load_gpu("NVIDIA H200")
+    added = predict(predictor, gpu, full).optimizer_s - predict(predictor, gpu, plain).optimizer_s
+    assert added > found / float(gpu.bf16_flop_per_s)
+
+
+def test_ranks_share_the_matrices_that_muon_orthogonalizes() -> None:
+    """Ranks that share states share the products; experts are shared by those that hold the same ones."""
+    predictor, cluster = load_predictor("tensorcore"), load_cluster("8x H200")
+    sizes = {"global_batch_size": 8, "sequence_length": 1024, "optimizer": "muon"}
+
+    def seconds(**split: int) -> float:
+        step = predict(predictor, cluster, job_from_config("qwen3-30b-a3b", Parallelism(data=8, **split), **sizes))
+        return float(step.optimizer_s)
+
+    every = seconds(zero=0)
+    assert seconds(zero=1) == pytest.approx(every / 8, rel=0.1)
+    assert seconds(zero=0, expert=8) < every / 4
+    assert seconds(zero=1, expert=8) == pytest.approx(every / 8, rel=0.1)
 
 
 def test_bad_optimizers_are_refused() -> None:

@@ -195,3 +195,18 @@ def test_measurements_are_not_in_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert not any("measurements" in name for name in (*project["packages"], *project["package-dir"].values()))
     assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 2e6
+
+
+def test_watts_of_an_h200_are_whole() -> None:
+    folder = FOLDER / "h200-watts"
+    found = read_measurements(folder)
+    assert found.problems.empty
+    frame = found.frame
+    assert len(frame) == 290
+    assert set(frame["device"]) == {"NVIDIA H200"}
+    assert frame["power_w"].between(400.0, 1.2 * 700.0).all()
+    assert (frame["power_w"] < 1.01 * frame["power_limit_w"]).mean() > 0.95
+    assert frame["clock_hz"].le(1.98e9).all()
+    steps = pd.read_csv(folder / "models/end_to_end.csv", dtype={"mode": str})
+    assert len(steps) == 24
+    assert steps["power_w"].between(400.0, 700.0).all()

@@ -111,7 +111,7 @@ _ARGUMENTS = "PATH.py:FUNCTION, in JAX: arguments that hold parameters, by name 
 OptimizerName = Annotated[
     str | None,
     option(
-        "Training: adamw (fused), adamw-foreach, adamw-8bit, adafactor, lion, sgd, sgd-momentum.",
+        "Training: adamw (fused), adamw-foreach, adamw-8bit, adafactor, lion, muon, sgd, sgd-momentum.",
         default="no step of one on one GPU, adamw for a job",
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,7 +19,13 @@ from neusight_jax.graph.configs.blocks import Layer
 from neusight_jax.graph.configs.build import graph_from_config, reading_notes
 from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.graph.optimizers import flat_stream, optimizer_of, state_notes, step_kernels
+from neusight_jax.graph.optimizers import (
+    flat_stream,
+    optimizer_of,
+    orthogonalizing_kernels,
+    state_notes,
+    step_kernels,
+)
 from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE, Held, fullest
 from neusight_jax.job.messages import Message, Sizes, hidden_bytes, parameter_messages, stage_messages
 from neusight_jax.job.parallelism import Parallelism, recomputed
@@ -304,11 +310,17 @@ def parameter_kernels(
     optimizer: str | None,
     added_bytes: float,
     tensor_cores: bool,
+    graphs: Sequence[tuple[Graph, float]] = (),
 ) -> Iterable[tuple[int, Kernel]]:
     """Kernels that run over the parameters of a stage that are trained, with their work.
 
     Args:
-      added_bytes: of a gradient that is added to a sum, 0 = none; tensor_cores: as in `optimizers.flat_stream`.
+      trained: on the rank.
+      layout: how the job is split.
+      optimizer: of `optimizers.OPTIMIZERS`, None = no step.
+      added_bytes: of a gradient that is added to a sum, 0 = none.
+      tensor_cores: as in `optimizers.flat_stream`.
+      graphs: whose matrices are trained, and how often each is in the stage.
     """
     if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
         shards = layout.shard_ranks if layout.zero == 3 else 1
@@ -318,6 +330,12 @@ def parameter_kernels(
         owned = trained.held(layout, sharded=layout.zero > 0)
         for kernel in step_kernels(optimizer, owned, tensor_cores):
             yield WORK.index("optimizer"), kernel
+        if optimizer_of(optimizer).orthogonalizes:  # each of the ranks that share states has whole matrices of its own
+            of = {"linear": Weights(1.0, 0.0), "experts": Weights(0.0, 1.0)}
+            shares = {op: one.held(layout, sharded=layout.zero > 0) for op, one in of.items()}
+            for graph, times in graphs:
+                for op, kernel in orthogonalizing_kernels(graph):
+                    yield WORK.index("optimizer"), dataclasses.replace(kernel, count=kernel.count * times * shares[op])
 
 
 def tensor_cored(graph: Graph) -> bool:
@@ -332,7 +350,8 @@ def _works(
     yield from pass_kernels(stage.graph)
     for repeat, kernel, node in recomputed_kernels(stage.graph, recomputed(layout.recompute, len(stage.layers))):
         yield WORK.index("recomputed"), repeat, kernel, node
-    own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph))
+    matrices = [(stage.graph, 1.0)] if stage.trained == stage.weights else []
+    own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph), matrices)
     for work, kernel in parameter_kernels(*own):
         yield work, 1.0, kernel, "optimizer" if work == WORK.index("optimizer") else "gradient sums"
 

@@ -12,7 +12,8 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.config import Config
-from neusight_jax.graph.graph import Footprint
+from neusight_jax.graph.graph import Footprint, Graph
+from neusight_jax.graph.optimizers import optimizer_of
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.job import (
     WORK,
@@ -191,14 +192,23 @@ class Pieces:
         gradient = dtype_bytes(ask.gradient_dtype)
         added = added_bytes(layout.micro_batches(ask.global_batch_size), gradient, ask.recipe.fused_accumulation)
         copies = (layout.data, layout.context, layout.tensor, layout.expert, layout.stages, layout.zero)
-        key = (*copies, added)
+        # Of experts, those that tokens meet are orthogonalized.
+        matrices = ask.optimizer is not None and optimizer_of(ask.optimizer).orthogonalizes
+        key = (*copies, added, layout.micro_batch_size * matrices)
         if key not in self._updates:
             self._updates[key] = block(
                 (kind * len(WORK) + work, self.pool.place(kernel), kernel.count)
                 for kind, part in form.parts.items()
-                for work, kernel in parameter_kernels(part.trained, layout, ask.optimizer, added, self.tensor_cores)
+                for work, kernel in parameter_kernels(
+                    part.trained, layout, ask.optimizer, added, self.tensor_cores, self._matrices(form, kind)
+                )
             )
         return self._updates[key]
+
+    def _matrices(self, form: Form, kind: int) -> list[tuple[Graph, float]]:
+        """Graphs of a kind of stage whose matrices are trained, and how often each is in it."""
+        pieces = [(self.stages[piece], float(times)) for own, piece, times in form.pieces if own == kind]
+        return [(stage.graph, times) for stage, times in pieces if stage.trained == stage.weights]
 
 
 class Messages:
