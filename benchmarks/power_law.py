@@ -118,6 +118,22 @@ def kernels(folder: Path, device: str, name: str, *, every: bool = False) -> Mea
     return measured_kernels(nj.load_predictor("tensorcore"), nj.load_gpu(name), read)
 
 
+OWN = Path(__file__).resolve().parents[1] / "measurements" / "h200-watts"
+"""Kernels of an H200 that PyTorch launched, measured here."""
+
+
+def launched() -> Measured:
+    """The same of kernels that PyTorch launches, at the clocks that they settled at."""
+    frame, gpu = read_measurements(OWN).frame, nj.load_gpu("H200")
+    eager = (frame.dtype == "fp32").to_numpy()
+    parts = [
+        measured_kernels(nj.load_predictor(name), gpu, frame[rows].reset_index(drop=True))
+        for name, rows in (("fp32", eager), ("tensorcore", ~eager))
+    ]
+    columns = zip(*(part[:-1] for part in parts), strict=True)
+    return Measured(*(np.concatenate(column, axis=-1) for column in columns), gpu)
+
+
 NEAR_MHZ = 120.0
 """The clock of least joules is met so near: a step of the locks is 90 MHz."""
 FAULTY = ("qwen2model_qwen2-1p5b_pbf16_b8_s4096_modeprefill_attneager",)
@@ -301,6 +317,7 @@ def main() -> None:
         "A100": models(folder),
         "H100": served(folder),
         "RTX 3090": clocked(folder),
+        "H200": launched(),
     }
     laws = {out: fit_power([measured for name, measured in data.items() if name != out]) for out in data}
     for out, law in laws.items():

@@ -124,3 +124,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(output.read_text())["engine"] == "vllm"
     assert run(command) == 2
     assert "--output FILE.json" in capsys.readouterr().err
+    for more, words in (
+        ("--identify", "--identify and --engine are questions of their own"),
+        ("--json", "--json: nothing"),
+    ):
+        assert run([*command, more]) == 2
+        assert words in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,14 +128,12 @@ def calibrate(
     With --engine, an engine's own time is fitted to loads of a server: rows of input_tokens, output_tokens, users,
     ttft_s, tpot_s and, where it has several GPUs, tensor_parallel. `serve --engine` takes the file of --output.
     """
+    asked = {"--identify": identify, "--suggest": suggest is not None, "--engine": engine is not None}
+    given = {"--measurements": measurements, "--model": model, "--figures": figures, "--report": report}
+    _refuse_idle([name for name, wanted in asked.items() if wanted], {**given, "--json": as_json})
     if engine is not None:
         _engine(gpu, checkpoint, engine, measurements, model or (), output)
         return
-    idle: dict[str, Any] = {} if identify else {"--figures": figures, "--report": report, "--json": as_json}
-    idle |= {"--model": model} if suggest is None else {"--measurements": measurements, "--identify": identify}
-    if any(idle.values()):
-        names = ", ".join(name for name, value in idle.items() if value)
-        raise InputError(f"{names}: nothing asks for it here; --figures goes with --identify, --model with --suggest")
     if suggest is not None:
         _suggest(gpu, checkpoint, suggest, model or (), batch_size, mode, output)
         return
@@ -154,6 +152,27 @@ def calibrate(
     for line in summary_lines(card["calibrated"]["summary"]):
         typer.echo(line)
     typer.echo(f"{output}: {checkpoint}, calibrated on {card['calibrated']['gpu']}")
+
+
+TAKES: dict[str, tuple[str, ...]] = {
+    "": ("--measurements",),
+    "--identify": ("--measurements", "--figures", "--report", "--json"),
+    "--suggest": ("--model",),
+    "--engine": ("--measurements", "--model"),
+}
+"""Questions of `calibrate`, "" for a checkpoint that is calibrated, and the options that each of them takes."""
+
+
+def _refuse_idle(questions: Sequence[str], given: Mapping[str, Any]) -> None:
+    """`InputError` for two questions at once, or options that the question does not take."""
+    if len(questions) > 1:
+        raise InputError(f"{' and '.join(questions)} are questions of their own; ask one at a time")
+    takes = TAKES[questions[0] if questions else ""]
+    if idle := [name for name, value in given.items() if value and name not in takes]:
+        raise InputError(
+            f"{', '.join(idle)}: nothing asks for it here; --figures goes with --identify, --model with --suggest "
+            "and --engine"
+        )
 
 
 def _identify(
