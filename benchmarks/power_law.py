@@ -4,7 +4,8 @@
 
 Reads `power/`: kernels of B200 and GB200, whole models on an A100 at locked clocks, chat servers on an H100, and an RTX
 3090 under caps. Prints errors of watts by what was left out, the 3090's speed and watts over its caps and the A100's
-slopes by clock, each from a fit without that board, and the constants.
+slopes by clock, each from a fit without that board, the constants, and errors on this repository's kernels and whole
+models of an H200, which are in no fit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pandas as pd
 import neusight_jax as nj
 from neusight_jax.datasets.aiconfigurator import RULES, Rule
 from neusight_jax.datasets.measurements import read_measurements
+from neusight_jax.datasets.row_checks import MODES
 from neusight_jax.graph.configs.config import load_model_config
 from neusight_jax.graph.graph import Graph
 from neusight_jax.model.latency import in_row_order, kernel_latency
@@ -122,9 +124,15 @@ OWN = Path(__file__).resolve().parents[1] / "measurements" / "h200-watts"
 """Kernels of an H200 that PyTorch launched, measured here."""
 
 
-def launched() -> Measured:
-    """The same of kernels that PyTorch launches, at the clocks that they settled at."""
+def launched(*, every: bool = False) -> Measured:
+    """The same of kernels that PyTorch launches.
+
+    Args:
+      every: also attention over a cache, which forecasts are of as engines run it.
+    """
     frame, gpu = read_measurements(OWN).frame, nj.load_gpu("H200")
+    frame = frame[every | (frame.family != "decode")]
+    frame = frame.assign(clock_hz=np.nan)  # forecast seconds hold the clock that a board settles at
     eager = (frame.dtype == "fp32").to_numpy()
     parts = [
         measured_kernels(nj.load_predictor(name), gpu, frame[rows].reset_index(drop=True))
@@ -132,6 +140,21 @@ def launched() -> Measured:
     ]
     columns = zip(*(part[:-1] for part in parts), strict=True)
     return Measured(*(np.concatenate(column, axis=-1) for column in columns), gpu)
+
+
+def launched_steps(law: PowerLaw) -> pd.DataFrame:
+    """Whole models as PyTorch runs them on an H200, with transformers: forecast and measured."""
+    gpu, rows = nj.load_gpu("H200"), []
+    for row in pd.read_csv(OWN / "models" / "end_to_end.csv", dtype={"mode": str}).itertuples():
+        own = row.dtype == "fp32"
+        predictor = dataclasses.replace(nj.load_predictor("fp32" if own else "tensorcore"), power=law)
+        execution = "compiled" if row.option == "fusion" else "eager"
+        sizes = (row.batch_size, row.sequence_length, MODES[row.mode], row.dtype)
+        step = nj.predict(predictor, gpu, nj.graph_from_config(row.model, *sizes, execution=execution))
+        joules = row.power_w * row.e2e_s
+        rows.append((row.model, step.total_s, row.e2e_s, step.power_w, row.power_w, step.energy_j, joules))
+    names = ["model", "seconds", "measured_seconds", "watts", "measured_watts", "joules", "measured_joules"]
+    return pd.DataFrame(rows, columns=names)
 
 
 NEAR_MHZ = 120.0
@@ -317,7 +340,6 @@ def main() -> None:
         "A100": models(folder),
         "H100": served(folder),
         "RTX 3090": clocked(folder),
-        "H200": launched(),
     }
     laws = {out: fit_power([measured for name, measured in data.items() if name != out]) for out in data}
     for out, law in laws.items():
@@ -353,6 +375,14 @@ def main() -> None:
         law = fit_power([*(measured for name, measured in data.items() if name != "A100"), models(folder, half)])
         halves.append(by_clock(folder, law, half))
     print_locked("fitted on the other half of the workloads", pd.concat(halves))
+    for kinds, measured in (("", launched()), (", attention over a cache included", launched(every=True))):
+        missed = errors(everything, measured)
+        print(f"H200, in no fit{kinds}: mean {missed.mean():.1%}, median {missed.median():.1%}")
+        print("  " + ", ".join(f"{group} {value:.0%}" for group, value in missed.groupby(level=0).mean().items()))
+    steps = launched_steps(everything)
+    for each in ("seconds", "watts", "joules"):
+        off = (steps[each] / steps[f"measured_{each}"] - 1.0).abs()
+        print(f"H200, whole models, in no fit: {each} {off.mean():.1%}, median {off.median():.1%}")
 
 
 def print_locked(how: str, locked: pd.DataFrame) -> None:
