@@ -228,6 +228,7 @@ def _whole_models() -> list[list[str]]:
     merged = whole[[name.startswith("fused, ") for _, name in whole.index]].loc["fp32-heldout"]
     seen, folded = f"{h100['labels']:.0f} on H100", f"{apart['labels']:.0f} on six GPUs"
     ((clocked,),) = _page("power.md", r"^\| board left out \| ([\d.]+) % \|")
+    ((steps, launched),) = _page("power.md", r"^\| (\d+) whole models in bf16 and fp32 \| ([\d.]+) % \|")
     carried = pd.read_csv(SCORES / "cross_gpu.csv").set_index("system").loc["scale_trace"]
     pairs = f"{carried['rows']:.0f} pairs of runs"
     return [
@@ -240,6 +241,7 @@ def _whole_models() -> list[list[str]]:
         ],
         ["the same, chains merged", f"{merged['labels'].sum():.0f} on two GPUs", _span(merged["mean"]), "training"],
         ["the same and in bf16, at locked clocks", "12 on an A100", clocked, "other boards"],
+        ["the same, inference and training", f"{steps} on an H200", launched, "optimizers there"],
         ["a run carried to another GPU", pairs, number(carried["mean"]), "runs in other formats"],
     ]
 
