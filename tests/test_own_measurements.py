@@ -224,7 +224,7 @@ def test_watts_of_kernels_are_forecast_as_docs_say() -> None:
 
 
 def test_eager_steps_and_their_watts_are_forecast_as_docs_say() -> None:
-    """Of models as PyTorch runs them; nothing was fitted to them."""
+    """Of models as PyTorch runs them, by the weights that ship; these have seen engines' kernels on an H200."""
     steps = pd.read_csv(FOLDER / "h200-watts/models/end_to_end.csv", dtype={"mode": str})
     predictor, gpu, ratios = nj.load_predictor("tensorcore"), nj.load_gpu("H200"), []
     for row in steps[(steps["dtype"] == "bf16") & steps["option"].isna() & (steps["batch_size"] == 8)].itertuples():
