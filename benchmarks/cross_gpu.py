@@ -23,13 +23,13 @@ import pandas as pd
 
 from benchmarks.node_sums import KEYS, nodes_and_labels
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.baselines.rivals import memory_boundedness, wave_ratio
 from neusight_jax.errors import InputError, run_script, unknown_name
 from neusight_jax.hardware.files import load_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
 from neusight_jax.model.checkpoint import load_card, load_predictor
+from neusight_jax.model.rivals import memory_boundedness, wave_ratio
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.scaling.rules import Machine, figure, limits_of, plain_rule, scaling
 from neusight_jax.scaling.tables import WORKLOAD, trace_of_nodes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import neusight_jax as nj
-from neusight_jax.memory import footprint
+from neusight_jax.graph.memory import footprint
 from neusight_jax.units import MIB
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

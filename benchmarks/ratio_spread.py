@@ -44,12 +44,12 @@ from neusight_jax.model.intervals import (
 )
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.training.data import NETWORKS, devices_with, join_rows, model_rows, sweep_rows, thin
-from neusight_jax.training.evaluation.scores import model_scores
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, Settings, fit
 from neusight_jax.training.intervals import Residuals, conformal_interval
 from neusight_jax.training.left_out import merged
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
+from neusight_jax.training.whole_models import model_scores
 
 RUN = ["model", "mode", "batch_size", "sequence_length"]
 ROWS = 3000

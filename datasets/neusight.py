@@ -21,12 +21,12 @@ from neusight_jax import units
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import find_device
 from neusight_jax.datasets.imported import ImportReport, write_imported
-from neusight_jax.datasets.reference_gpu import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import gpu_info
 from neusight_jax.hardware.gpu import FIELDS
+from neusight_jax.hardware.reference_sheet import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.progress import follow
 
 # Recognising the files of a NeuSight checkout by content: sweeps in CSV, device sheets in JSON.

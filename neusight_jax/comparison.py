@@ -18,7 +18,7 @@ from neusight_jax.model.predictor import Predictor
 from neusight_jax.prediction import predict
 from neusight_jax.records import Record, Result
 from neusight_jax.runs import Run, RunCost
-from neusight_jax.workloads import num_gpus, usual_machine, workload_dict
+from neusight_jax.workloads import usual_machine, workload_dict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,7 +157,7 @@ def compare(
         raise unknown_name("order", by, ORDERS)
     if by == "cost" and priced is None:
         raise InputError("ranking by cost needs prices; give a price file, GPU: price of an hour")
-    load, common = {**workload_dict(work), "num_gpus": num_gpus(work)}, work.notes
+    load, common = {**workload_dict(work), "num_gpus": work.num_gpus}, work.notes
     loaded = {name: gpu.replace(**(limits or {})) for name, gpu in load_named_gpus(gpus).items()}
     machines = {name: usual_machine(name, gpu, work) for name, gpu in loaded.items()}
     items = [

@@ -25,7 +25,7 @@ from neusight_jax.model.intervals import (
     total_interval,
     unlabelled_note,
 )
-from neusight_jax.model.latency import in_row_order, kernel_terms
+from neusight_jax.model.latency import in_row_order, kernel_forecasts
 from neusight_jax.model.power import JOULES, draw_of, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
@@ -352,7 +352,7 @@ def _explained(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation
 ) -> dict[str, dict[str, Any]]:
     out = {}
-    for name, term in kernel_terms(predictor, machine, table, isolated=False, relaxation=relaxation).items():
+    for name, term in kernel_forecasts(predictor, machine, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))
         interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), batch)

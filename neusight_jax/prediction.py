@@ -21,6 +21,7 @@ from neusight_jax.forecast import (
     with_nodes,
 )
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import crowded_notes, footprint, longest_context, offload_notes
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.flop import StepFlop, peak_flop_per_s, step_flop
@@ -39,7 +40,6 @@ from neusight_jax.job.step import (
 )
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
-from neusight_jax.memory import crowded_notes, footprint, longest_context, offload_notes
 from neusight_jax.model.intervals import in_labels, kernel_interval
 from neusight_jax.model.latency import in_row_order, require_covered
 from neusight_jax.model.power import Draw, PowerLaw, Settled, at_clock, is_limited, power_law, settle
@@ -50,7 +50,7 @@ from neusight_jax.model.software import EXPERT_SPREAD, STEP_SPREAD, Software
 from neusight_jax.model.streams import EXPERTS, PLAIN, step_seconds
 from neusight_jax.units import GIGA
 from neusight_jax.unmeasured import unmeasured_notes
-from neusight_jax.workloads import num_gpus, plan_dict, workload_dict
+from neusight_jax.workloads import plan_dict, workload_dict
 
 Run = Callable[..., Mapping[str, Any]]
 NOTHING_S = 1e-12
@@ -113,7 +113,7 @@ def predict(
         phases={phase: float(cost[rows["phase"] == phase].sum()) for phase in PHASES},
         columns=rows,
         tokens=graph.step_tokens,
-        gpus=num_gpus(graph),
+        gpus=graph.num_gpus,
         memory=memory,
         mem_bytes=mem_bytes,
         longest_context=longest_context(graph, mem_bytes),

@@ -65,7 +65,7 @@ class Printed:
         return next((line.strip() for line in str(self).splitlines() if line.strip()), "empty")
 
     def _repr_html_(self) -> str:
-        from neusight_jax.reports.markup import markup
+        from neusight_jax.markup import markup
 
         return markup(self.__rich__())
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def workload_dict(work: Graph | Job) -> dict[str, Any]:
     """The whole workload as plain values: what every result says it is of.
 
-    Keys of a graph: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus
-    (`num_gpus`), and `Graph.options`; those that a front-end does not know have the value of a model that is not split.
+    Keys of a graph: model, mode, dtype, batch_size, sequence_length, fused, tokens (of one step), num_gpus, and
+    `Graph.options`; those that a front-end does not know have the value of a model that is not split.
     Keys of a job: of its `Plan`, with the layout's fields and `gpus` as `layout`, and num_gpus.
     """
     return _graph_dict(work) if isinstance(work, Graph) else plan_dict(work.plan)
@@ -54,22 +54,17 @@ def _graph_dict(graph: Graph) -> dict[str, Any]:
         "kv_dtype": None,
         **dict.fromkeys(SPLITS, 1),
         **graph.options,
-        "num_gpus": num_gpus(graph),
+        "num_gpus": graph.num_gpus,
     }
-
-
-def num_gpus(work: Graph | Job) -> int:
-    """GPUs a step occupies."""
-    return work.num_gpus if isinstance(work, Graph) else work.plan.layout.gpus
 
 
 def usual_machine(name: str, gpu: GPU, work: Graph | Job) -> Machine:
     """A GPU, or as many of it as work occupies in their usual servers; name: of the GPU."""
-    if num_gpus(work) == 1:
+    if work.num_gpus == 1:
         return gpu
     if isinstance(work, Graph):
         return usual_server(name, gpu)
-    return Cluster(gpu, usual_topology(name, gpu, num_gpus(work)), num_gpus(work))
+    return Cluster(gpu, usual_topology(name, gpu, work.num_gpus), work.num_gpus)
 
 
 def workload_text(load: Mapping[str, Any], gpu: str = "") -> str:
@@ -159,7 +154,7 @@ def workload(work: Graph | Job, weight: float = 1.0, name: str = "") -> Workload
 
             job = job_from_graph(work)
     else:
-        graph, job, called = _described(work.plan), work, f"{work.name} {work.mode} on {num_gpus(work)} GPUs"
+        graph, job, called = _described(work.plan), work, f"{work.name} {work.mode} on {work.num_gpus} GPUs"
     kernels = distinct(graph.kernels) if job is None else job.kernels
     return Workload(name or called, graph, kernels, float(weight), job=job)
 

@@ -23,7 +23,7 @@ from neusight_jax.kernels.grouped_gemm import GROUPED_GEMM, expert_dims
 from neusight_jax.kernels.rowwise import COUNTED, STRIDED, WINDOW
 from neusight_jax.kernels.table import KernelBatch, KernelTable
 from neusight_jax.model.checkpoint import untrained
-from neusight_jax.model.predictor import KernelTerms, Predictor
+from neusight_jax.model.predictor import KernelForecast, Predictor
 from neusight_jax.model.residuals import EFFECTS, effect_width
 from neusight_jax.model.roofline import Isolated, Scalar
 
@@ -276,12 +276,12 @@ class Backwards:
     def covers(self, family: Family) -> bool:
         return self.inner.covers(family)
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         gpu = gpu_of(machine)
         mirrored = replace(gpu, mem_bytes_per_s=1.5e24 / jnp.asarray(gpu.mem_bytes_per_s))
-        return self.inner.terms(family, mirrored, batch, isolated=isolated, relaxation=relaxation)
+        return self.inner.forecast_kernels(family, mirrored, batch, isolated=isolated, relaxation=relaxation)
 
 
 @jax.tree_util.register_dataclass
@@ -294,8 +294,8 @@ class TooFast:
     def covers(self, family: Family) -> bool:
         return self.inner.covers(family)
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Scalar = 0.0
-    ) -> KernelTerms:
-        terms = self.inner.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
-        return replace(terms, seconds=0.1 * terms.bounds.speed_of_light_s)
+    ) -> KernelForecast:
+        forecast = self.inner.forecast_kernels(family, machine, batch, isolated=isolated, relaxation=relaxation)
+        return replace(forecast, seconds=0.1 * forecast.bounds.speed_of_light_s)

@@ -200,7 +200,7 @@ def test_command(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_imported_rows_are_forecast(report: ImportReport) -> None:
     table = nj.read_kernels(report.output / "kernels" / "decode.parquet")
     assert list(table.families) == ["decode"]
-    from neusight_jax.baselines import load_baseline
+    from neusight_jax.model.predictor import load_baseline
 
     seconds = nj.predict_kernels(load_baseline("roofline"), nj.load_gpu(A100), table)
     assert seconds.shape == (1,)

@@ -12,7 +12,12 @@ import pytest
 from predictors import random_gpus, random_kernels
 
 import neusight_jax as nj
-from neusight_jax.baselines.rivals import (
+from neusight_jax.cli.app import run
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
+from neusight_jax.model.checkpoint import save_checkpoint, untrained
+from neusight_jax.model.predictor import bounded
+from neusight_jax.model.rivals import (
     RIVALS,
     FittedBaseline,
     LiLine,
@@ -21,11 +26,6 @@ from neusight_jax.baselines.rivals import (
     walk,
     wave_ratio,
 )
-from neusight_jax.cli.app import run
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import Kernel, KernelBatch, table_from_kernels
-from neusight_jax.model.checkpoint import save_checkpoint, untrained
-from neusight_jax.model.predictor import bounded
 from neusight_jax.training.data import Rows
 from neusight_jax.training.evaluation.systems import fit_li, fit_published_li, wave_predictors
 from synthetic import write_synthetic_measurements
@@ -56,7 +56,7 @@ def test_a_forest_walks_as_drawn() -> None:
 
 def test_trees_as_arrays_say_what_lightgbm_says() -> None:
     lightgbm = pytest.importorskip("lightgbm")
-    from neusight_jax.baselines.rivals import MAX_DEPTH
+    from neusight_jax.model.rivals import MAX_DEPTH
     from neusight_jax.training.evaluation.systems import GBT_SETTINGS, forest_arrays
 
     random = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_a_family_that_borrows_a_network_is_forecast_by_every_kind(kind: str) ->
     @jax.jit
     def forecasts(gpus: nj.GPU, batches: Any) -> Any:
         return {
-            name: predictor.terms(FAMILIES[name], gpus, batch, isolated=False).seconds
+            name: predictor.forecast_kernels(FAMILIES[name], gpus, batch, isolated=False).seconds
             for name, batch in batches.items()
         }
 

@@ -27,7 +27,7 @@ from neusight_jax.model.calibrated import (
 )
 from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.intervals import empty_intervals, gpu_ratios, gpu_widening, range_of
-from neusight_jax.model.latency import kernel_terms, on_device
+from neusight_jax.model.latency import kernel_forecasts, on_device
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS
 from neusight_jax.training.calibration import calibrate, calibration
@@ -189,7 +189,7 @@ def test_a_family_that_shares_a_network_shares_its_calibration() -> None:
     copies = kernels(7, 12, "memory")
     before = nj.predict_kernels(base, GPU, copies)
     ratio = nj.predict_kernels(tuned, GPU, copies) / before
-    terms = kernel_terms(base, on_device(GPU), jax.tree.map(jnp.asarray, copies), isolated=True)["memory"]
+    terms = kernel_forecasts(base, on_device(GPU), jax.tree.map(jnp.asarray, copies), isolated=True)["memory"]
     # A forecast that lies on the speed of light stays there until its heads are above it.
     above_light = before > 1.1 * np.asarray(terms.bounds.speed_of_light_s)[: len(before)]
     assert above_light.sum() >= 11
@@ -268,14 +268,14 @@ def test_slopes_and_speed_of_light_hold_for_any_calibration(name: str) -> None:
     gpus, table = random_gpus(11, 200), only(random_kernels(11, 200, dtypes=1), name)
     predictor = random_calibrated(11)
     family, batch = FAMILIES[name], jax.tree.map(jnp.asarray, table.families[name])
-    terms = jax.jit(lambda gpu: predictor.terms(family, gpu, batch, isolated=True))
+    terms = jax.jit(lambda gpu: predictor.forecast_kernels(family, gpu, batch, isolated=True))
     gpus = jax.tree.map(jnp.asarray, gpus)
     start = terms(gpus)
     assert np.all(start.seconds >= start.bounds.speed_of_light_s * (1 - 1e-5))
     for field in ("mem_bytes_per_s", "l2_bytes", "clock_hz", "fp32_flop_per_s", "fp32_matrix_flop_per_s"):
         assert np.all(terms(scaled(gpus, (field,), 1.7)).seconds <= start.seconds * (1 + 1e-4)), field
     # Inside a model twice every rate halves all but the floor, which is what is left at rates beyond measure.
-    inside = jax.jit(lambda gpu: predictor.terms(family, gpu, batch, isolated=False))
+    inside = jax.jit(lambda gpu: predictor.forecast_kernels(family, gpu, batch, isolated=False))
     floors = inside(scaled(gpus, RATES, 1e9)).seconds
     assert np.all(floors > 1e-8)
     fast = inside(scaled(gpus, RATES, 2.0))

@@ -11,15 +11,15 @@ import pytest
 import neusight_jax as nj
 from neusight_jax.arithmetic import ELEMENT_BYTES
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import footprint
 from neusight_jax.hardware.gpu import stack_gpus
-from neusight_jax.memory import footprint
-from neusight_jax.model.latency import kernel_terms
+from neusight_jax.model.latency import kernel_forecasts
 
 GPUS = {name: gpu for name in nj.list_gpus() if "fp16" in (gpu := nj.load_gpu(name)).paths}
 SECONDS = jax.jit(
     jax.vmap(
         lambda predictor, gpu, table, isolated: {
-            name: term.seconds for name, term in kernel_terms(predictor, gpu, table, isolated=isolated).items()
+            name: term.seconds for name, term in kernel_forecasts(predictor, gpu, table, isolated=isolated).items()
         },
         in_axes=(None, 0, None, None),
     )

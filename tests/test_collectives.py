@@ -24,7 +24,7 @@ from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, ex
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.model.heads import LINKED_HEADS, launched, physical_times
-from neusight_jax.model.latency import kernel_latency, kernel_terms, on_device
+from neusight_jax.model.latency import kernel_forecasts, kernel_latency, on_device
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.tables import table
 
@@ -141,7 +141,7 @@ def test_times_scale_with_all_rates() -> None:
         for name in ("link_latency_s", "nic_latency_s"):
             joined = replace(joined, **{name: getattr(joined, name) * jnp.exp(-latencies * scale)})
         machine = on_device(Cluster(gpu, joined, 0))
-        terms = kernel_terms(predictor, machine, kernels, isolated=True)["collective"]
+        terms = kernel_forecasts(predictor, machine, kernels, isolated=True)["collective"]
         return jnp.log(terms.seconds)
 
     slope = jax.jit(jax.jacfwd(log_s))

@@ -17,8 +17,8 @@ from neusight_jax import prediction as forecasts
 from neusight_jax.cli.app import run
 from neusight_jax.comparison import Candidate, ranked
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import RUNTIME_BYTES, memory_bytes, parameter_count
 from neusight_jax.hardware.prices import Prices
-from neusight_jax.memory import RUNTIME_BYTES, memory_bytes, parameter_count
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import as_text
 

@@ -15,8 +15,8 @@ from small_configs import DECODERS, ENCODERS
 import neusight_jax as nj
 from neusight_jax.graph.configs.config import list_models, load_model_config
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import footprint
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.memory import footprint
 
 NAMED = "keys of the config that were not read, so they change nothing here: "
 

@@ -12,8 +12,8 @@ import neusight_jax as nj
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.writers import in_chunks
 from neusight_jax.graph.graph import Graph, Node
+from neusight_jax.graph.memory import footprint
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.memory import footprint
 
 
 def graph(kind: str, tokens: int | list[int], mode: str = "decode", **change: Any) -> Graph:

@@ -17,7 +17,7 @@ import neusight_jax as nj
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.build import longest_sequence
 from neusight_jax.graph.graph import Graph
-from neusight_jax.memory import footprint
+from neusight_jax.graph.memory import footprint
 from neusight_jax.units import GIB
 
 QWEN2: dict[str, Any] = {

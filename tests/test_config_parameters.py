@@ -11,7 +11,7 @@ from small_configs import DECODERS, ENCODERS
 
 import neusight_jax as nj
 from neusight_jax.graph.configs.decoder import MODEL_TYPES
-from neusight_jax.memory import footprint
+from neusight_jax.graph.memory import footprint
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,11 +12,11 @@ import pytest
 from predictors import NETWORKS, random_predictor
 
 import neusight_jax as nj
+from neusight_jax.graph.memory import memory_bytes
 from neusight_jax.hardware.gpu import VENDORS
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, table_from_kernels
-from neusight_jax.memory import memory_bytes
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.model.intervals import (
     MODELS,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from predictors import work_of as family_work
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.measurements import read_kernels, read_measurements
 from neusight_jax.kernels.conv import CHANNELS, CONV, OPS, TILES, conv_dims
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.predictor import load_baseline
 from synthetic import synthetic_rows
 
 LAYER: dict[str, Any] = {

@@ -15,16 +15,17 @@ from predictors import NETWORKS, level_effect, random_predictor
 from refusals import Fails
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.cli import run
 from neusight_jax.datasets.measurements import read_measurements, table_from_frame
 from neusight_jax.kernels.table import Kernel, table_from_kernels
 from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.intervals import empty_intervals
 from neusight_jax.model.mixture import MixturePredictor
+from neusight_jax.model.predictor import load_baseline
 from neusight_jax.records import as_text
-from neusight_jax.training.evaluation.scores import Evaluation, evaluate, model_scores, percentiles, score
+from neusight_jax.training.evaluation.scores import Evaluation, evaluate, percentiles, score
 from neusight_jax.training.evaluation.systems import fit_baseline
+from neusight_jax.training.whole_models import model_scores
 
 T4, V100 = "Tesla T4", "Tesla V100-PCIE-32GB"
 ROWS = ((8192, 1024), (16384, 2048), (32768, 512), (65536, 1024))

@@ -17,9 +17,9 @@ import neusight_jax as nj
 from neusight_jax.errors import InputError
 from neusight_jax.training.evaluation import protocols, systems
 from neusight_jax.training.evaluation.protocols import run_few_shot, run_models_protocol
-from neusight_jax.training.evaluation.scores import System
 from neusight_jax.training.fit import Settings, settings_for
 from neusight_jax.training.left_out import LeftOut
+from neusight_jax.training.whole_models import System
 from synthetic import synthetic_rows, write_softmax_alone
 
 ROWS = 24

@@ -9,10 +9,10 @@ import pytest
 from predictors import KINDS, random_predictor
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.forecast import BOUNDS, COLUMNS, Forecast
 from neusight_jax.graph.graph import Graph
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.model.predictor import load_baseline
 from neusight_jax.model.software import LEARNED
 
 PROMISED = ("node", "op", "family", "phase", "dtype", "count", "flop", "bytes", "tile", "waves", "utilization")

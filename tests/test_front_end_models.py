@@ -12,9 +12,9 @@ import pytest
 from graphs import kernels, product_flop, products
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.graph.graph import Graph
 from neusight_jax.model.checkpoint import untrained
+from neusight_jax.model.predictor import load_baseline
 
 pytest.importorskip("flax", reason="flax is not installed; `pip install '.[dev]'`")
 import flax_models as models

@@ -11,8 +11,8 @@ from refusals import message
 
 import neusight_jax as nj
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import footprint
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 
 GB = 1e9

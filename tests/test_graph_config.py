@@ -12,7 +12,7 @@ from test_graph import BERT, GPT, OPT, SWITCH
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.graph.configs.config import list_models, load_model_config
-from neusight_jax.memory import footprint
+from neusight_jax.graph.memory import footprint
 
 
 def message(*args: object, **kwargs: object) -> str:

@@ -25,7 +25,7 @@ from neusight_jax.model.intervals import (
     machine_distance,
     ratio_interval,
 )
-from neusight_jax.model.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.model.latency import in_row_order, kernel_forecasts, on_device
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor, RooflinePredictor
 from synthetic import synthetic_rows
@@ -61,7 +61,7 @@ def predictor() -> MixturePredictor:
 
 @jax.jit
 def _lights(predictor: Predictor, gpu: nj.GPU, table: KernelTable, isolated: jax.Array) -> dict[str, jax.Array]:
-    terms = kernel_terms(predictor, gpu, table, isolated=isolated)
+    terms = kernel_forecasts(predictor, gpu, table, isolated=isolated)
     return {name: each.bounds.speed_of_light_s for name, each in terms.items()}
 
 

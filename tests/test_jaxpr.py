@@ -18,9 +18,9 @@ from graphs import F32, array, kernels, product_flop, products, trace
 from jax import lax
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
+from neusight_jax.model.predictor import load_baseline
 
 
 def stream_bytes(graph: Graph, dtype_bytes: float = 4.0) -> float:

@@ -15,7 +15,6 @@ from predictors import KINDS, NETWORKS, ON_ONE_GPU, only, random_gpus, random_ke
 
 import neusight_jax as nj
 from neusight_jax import sensitivities
-from neusight_jax.baselines import load_baseline
 from neusight_jax.hardware.gpu import FIELDS
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
@@ -23,6 +22,7 @@ from neusight_jax.model import batching
 from neusight_jax.model.batching import BLOCK
 from neusight_jax.model.checkpoint import untrained
 from neusight_jax.model.latency import kernel_latency
+from neusight_jax.model.predictor import load_baseline
 from neusight_jax.model.roofline import relaxation_switch, whole_waves
 
 COMPILED: list[str] = []

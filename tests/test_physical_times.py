@@ -72,7 +72,7 @@ def test_a_base_clock_is_kept_by_long_products(checkpoint: str) -> None:
     predictor, l4 = nj.load_predictor(checkpoint), nj.load_gpu("L4")
 
     def share(gpu: nj.GPU, size: int = 8192) -> float:
-        seconds = predictor.terms(FAMILIES["linear"], gpu, product_of(size), isolated=True).seconds[0]
+        seconds = predictor.forecast_kernels(FAMILIES["linear"], gpu, product_of(size), isolated=True).seconds[0]
         return 2 * size**3 / float(seconds) / float(gpu.fp32_flop_per_s)
 
     energies = [0.0, *(scale * float(l4.fp32_joule_per_flop) for scale in (1.5, 1.0, 0.7))]

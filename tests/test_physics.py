@@ -36,7 +36,7 @@ from neusight_jax.arithmetic import DTYPES, ELEMENT_BYTES
 from neusight_jax.hardware.gpu import GPU, peak_field
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable
-from neusight_jax.model.latency import kernel_latency, kernel_terms
+from neusight_jax.model.latency import kernel_forecasts, kernel_latency
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import whole_waves
 
@@ -117,8 +117,8 @@ def hand_light_s(name: str, batch: KernelBatch, gpu: GPU) -> np.ndarray:
 
 @jax.jit
 def _shown(predictor: Predictor, gpus: GPU, kernels: KernelTable, isolated: Any, relaxation: Any) -> dict[str, Any]:
-    terms = kernel_terms(predictor, gpus, kernels, isolated=isolated, relaxation=relaxation)
-    return {name: (term.seconds, term.utilization, term.bounds.speed_of_light_s) for name, term in terms.items()}
+    forecasts = kernel_forecasts(predictor, gpus, kernels, isolated=isolated, relaxation=relaxation)
+    return {name: (each.seconds, each.utilization, each.bounds.speed_of_light_s) for name, each in forecasts.items()}
 
 
 def beyond_light(

@@ -205,7 +205,7 @@ def test_values_slopes_and_batches_of_latency_are_kept(kept: Path, monkeypatch: 
     number = len(list(kept.iterdir()))
     memories = {module.__name__: programs._in_memory(module.__name__) for module in (latency, batching)}
     programs._kept_program.cache_clear()  # as in the next process
-    monkeypatch.setattr(latency, "kernel_terms", None)  # a trace would fail
+    monkeypatch.setattr(latency, "kernel_forecasts", None)  # a trace would fail
     monkeypatch.setattr(programs, "_in_memory", memories.get)
     for one, other in zip(first, answers(), strict=True):
         np.testing.assert_array_equal(one, other)

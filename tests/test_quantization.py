@@ -39,10 +39,10 @@ from quantized import (
 import neusight_jax as nj
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import load_model_config, read_config
+from neusight_jax.graph.memory import footprint
 from neusight_jax.graph.quantization.methods import METHODS
 from neusight_jax.graph.quantization.quantization import read_quantization
 from neusight_jax.graph.quantization.scheme import INT4, MXFP4, NVFP4
-from neusight_jax.memory import footprint
 from neusight_jax.units import GIB
 
 

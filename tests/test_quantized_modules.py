@@ -32,8 +32,8 @@ from quantized import (
 import neusight_jax as nj
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.config import load_model_config
+from neusight_jax.graph.memory import footprint
 from neusight_jax.graph.quantization.quantization import read_quantization
-from neusight_jax.memory import footprint
 
 
 def shares(section: dict[str, Any], node: str, config: dict[str, Any] = DENSE) -> dict[str, float]:

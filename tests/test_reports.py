@@ -40,11 +40,11 @@ from neusight_jax.forecast import PARTS, Forecast
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.prices import Prices
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
+from neusight_jax.markup import markdown, parts_of
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.power_curves import PowerCurve
 from neusight_jax.records import Result
 from neusight_jax.reports import page, plots
-from neusight_jax.reports.markup import markdown, parts_of
 from neusight_jax.reports.text import between, interval_text
 from neusight_jax.scaling.rules import ScaledRun
 from neusight_jax.sensitivities import Sensitivity

@@ -21,7 +21,7 @@ from neusight_jax.hardware.files import load_named_gpus, load_named_server
 from neusight_jax.hardware.prices import Prices
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.records import Result, as_text, json_text, schema
-from neusight_jax.workloads import num_gpus, workload_dict, workload_text
+from neusight_jax.workloads import workload_dict, workload_text
 
 Capture = pytest.CaptureFixture[str]
 DECODER = {
@@ -200,7 +200,7 @@ def test_workloads_in_words() -> None:
     mixed = nj.graph_from_config(
         "mixtral-8x7b", 2, [64, 128], "prefill", "bf16", kv_length=[100, 200], tensor_parallel=2, expert_parallel=4
     )
-    assert num_gpus(mixed) == 8
+    assert mixed.num_gpus == 8
     load = workload_dict(mixed)
     assert (load["new_tokens"], load["kv_length"], load["tokens"]) == ([64, 128], [100, 200], 192)
     assert workload_text(load, "H100") == (

@@ -13,7 +13,7 @@ import neusight_jax as nj
 from neusight_jax.cli import run
 from neusight_jax.forecast import Forecast
 from neusight_jax.model.predictor import RooflinePredictor
-from neusight_jax.rollouts import Rollout, rollout_step
+from neusight_jax.serving.rollouts import Rollout, rollout_step
 
 ROOFLINE = RooflinePredictor()
 CLUSTER = nj.load_cluster("4x H100")

@@ -15,7 +15,7 @@ import neusight_jax as nj
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.traced.operation import TraceOptions
 from neusight_jax.kernels.collective import OPS
-from neusight_jax.model.latency import kernel_terms, uncovered
+from neusight_jax.model.latency import kernel_forecasts, uncovered
 from neusight_jax.model.predictor import RooflinePredictor
 
 MESH = AbstractMesh((2, 4), ("data", "tensor"))
@@ -123,4 +123,4 @@ def test_a_predictor_without_collectives_takes_the_sheet() -> None:
 
 
 def _terms(predictor: Any, cluster: nj.Cluster, table: Any) -> Any:
-    return kernel_terms(predictor, cluster, table)["collective"]
+    return kernel_forecasts(predictor, cluster, table)["collective"]

@@ -11,9 +11,9 @@ from graphs import conv_kernels, kernels, product_flop, products
 from torch_models import ARCHITECTURES, traced
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
-from neusight_jax.memory import footprint
+from neusight_jax.graph.memory import footprint
+from neusight_jax.model.predictor import load_baseline
 from neusight_jax.unmeasured import unmodelled_shares
 
 

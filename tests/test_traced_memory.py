@@ -14,9 +14,9 @@ from graphs import array, trace
 from jax import lax
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
-from neusight_jax.memory import footprint, memory_bytes, parameter_count
+from neusight_jax.graph.memory import footprint, memory_bytes, parameter_count
+from neusight_jax.model.predictor import load_baseline
 from neusight_jax.reports.forecast import memory_line
 from neusight_jax.units import GIB, MIB
 

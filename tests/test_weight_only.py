@@ -22,18 +22,18 @@ from quantized import (
 )
 
 import neusight_jax as nj
-from neusight_jax.baselines import load_baseline
 from neusight_jax.errors import InputError
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import matrix_product
+from neusight_jax.graph.memory import footprint
 from neusight_jax.kernels.family import WEIGHT_SHARE
 from neusight_jax.kernels.grouped_gemm import expert_dims
 from neusight_jax.kernels.table import Kernel, KernelTable, table_from_kernels
-from neusight_jax.memory import footprint
-from neusight_jax.model.latency import in_row_order, kernel_terms, on_device
+from neusight_jax.model.latency import in_row_order, kernel_forecasts, on_device
+from neusight_jax.model.predictor import load_baseline
 
-EXPLAINED = jax.jit(lambda predictor, gpu, table: kernel_terms(predictor, gpu, table, isolated=False))
+EXPLAINED = jax.jit(lambda predictor, gpu, table: kernel_forecasts(predictor, gpu, table, isolated=False))
 
 
 def test_weight_dtype_replaces_the_config() -> None:

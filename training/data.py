@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.datasets.measurements import Measurements
-from neusight_jax.hardware.catalog import generation_of, known_library
+from neusight_jax.hardware.catalog import generation_of
 from neusight_jax.hardware.cluster import Cluster, Topology, stack_clusters
 from neusight_jax.hardware.files import usual_topology
 from neusight_jax.hardware.gpu import GPU, stack_gpus
@@ -197,7 +197,7 @@ def _rows(
     )
     batch = jax.tree.map(lambda column: column[:count], batch)
     if family.known_libraries:
-        libraries = {name: known_library(name, family) for name in devices}
+        libraries = {name: family.library_of(generation_of(name, family.generations)) for name in devices}
         library: Any = frame["device"].map(libraries).to_numpy(np.float32)
         batch = replace(batch, dims={**batch.dims, LIBRARY: library})
     return Rows(

@@ -1,6 +1,6 @@
 """The fitting loop: many fits (held-out GPU × seed) of one family at once, by `vmap`.
 
-Trains through the predictor's own `terms`, the same door as every forecast.
+Trains through the predictor's own `forecast_kernels`, the same door as every forecast.
 """
 
 from __future__ import annotations

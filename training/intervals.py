@@ -23,9 +23,9 @@ from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.intervals import LEVEL, MODELS, WIDEST, Intervals, gpu_ratios, gpu_widening, range_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.training.data import Rows
-from neusight_jax.training.evaluation.scores import System, model_scores
 from neusight_jax.training.fit import row_features
 from neusight_jax.training.left_out import LeftOut, left_out_predictor
+from neusight_jax.training.whole_models import System, model_scores
 
 Residuals = Mapping[str, np.ndarray]
 """log(measured / forecast) by device, each forecast by a fit that did not see the device."""

@@ -13,15 +13,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neusight_jax.baselines.rivals import FittedBaseline
 from neusight_jax.kernels.family import TILE, Family
 from neusight_jax.model.heads import HEADS, TileChoice, choose_tile, init_tile_choice, tile_scores
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.model.network import Network, apply_network, init_network
+from neusight_jax.model.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
+from neusight_jax.model.rivals import FittedBaseline
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
-from neusight_jax.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Kind, Sample, Settings, sample_of
 
@@ -246,13 +246,13 @@ def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample)
       sample: rows of the family, those of any number of devices.
     """
     predictor = kind.predictor(parameters, family, sample)
-    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+    return predictor.forecast_kernels(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
 @functools.partial(jax.jit, static_argnames="family")
 def seconds_of(family: Family, predictor: Predictor, sample: Sample) -> Float[Array, " kernel"]:
     """Seconds of a sample by a predictor, compiled."""
-    return predictor.terms(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+    return predictor.forecast_kernels(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
 def residuals_of(

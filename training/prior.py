@@ -140,7 +140,7 @@ def linearised(
 
     def logs(shift: Array) -> Array:
         moved = shifted(predictor, family.network, add_to_effect(effect, shift))
-        return jnp.log(moved.terms(family, gpu, batch, isolated=isolated).seconds)
+        return jnp.log(moved.forecast_kernels(family, gpu, batch, isolated=isolated).seconds)
 
     value, pull = jax.vjp(logs, shift)
     return value, pull(jnp.ones_like(value))[0]

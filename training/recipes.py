@@ -24,8 +24,8 @@ from neusight_jax.model.checkpoint import save_checkpoint, untrained, with_effec
 from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.network import load_network, network_card
+from neusight_jax.model.neusight import NeuSightPredictor
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.neusight import NeuSightPredictor
 from neusight_jax.training.data import (
     NETWORKS,
     Rows,

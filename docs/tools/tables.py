@@ -345,10 +345,10 @@ def weights(name: str) -> Callable[[str], Any]:
 def measure(folder: Path) -> None:
     """Scores `WEIGHTS` and the roofline on whole models of `folder` and writes `docs/scores/models.csv`."""
     from benchmarks.cross_gpu import cross_gpu, cross_gpu_errors
-    from neusight_jax.baselines import BASELINES
     from neusight_jax.datasets.measurements import read_measurements
-    from neusight_jax.training.evaluation.scores import model_scores
+    from neusight_jax.model.predictor import BASELINES
     from neusight_jax.training.evaluation.scores import scores as percentiles
+    from neusight_jax.training.whole_models import model_scores
 
     data = read_measurements([folder], devices=[*GPUS, H100])
     systems = {**{name: weights(name) for name in WEIGHTS}, "roofline": lambda device: BASELINES["roofline"]}

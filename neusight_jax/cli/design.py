@@ -312,9 +312,8 @@ def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple
     from neusight_jax.cli.workloads import machine_of, numbers, split_assignment
     from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.variant import check_field, require_field, vary_plainly
-    from neusight_jax.workloads import num_gpus
 
-    occupied = {load.name: num_gpus(load.graph) for load in loads}
+    occupied = {load.name: load.graph.num_gpus for load in loads}
     if len(set(occupied.values())) > 1:
         occupancy = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
         raise InputError(f"the models occupy different numbers of GPUs ({occupancy}); expected one number")

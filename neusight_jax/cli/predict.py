@@ -108,7 +108,7 @@ def _rolled_out(
     """A training step with the rollout before it; `InputError` for other work, and for one option without the other."""
     from neusight_jax.errors import InputError
     from neusight_jax.graph.graph import Graph
-    from neusight_jax.rollouts import Rollout, rollout_step
+    from neusight_jax.serving.rollouts import Rollout, rollout_step
 
     if rollouts is None or response_tokens is None:
         raise InputError("--rollouts and --response-tokens say one thing together; give both")

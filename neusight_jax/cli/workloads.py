@@ -48,22 +48,19 @@ def work_of(model: str, load: WorkloadOptions, job: JobOptions) -> Graph | Job:
     Raises: `InputError` for an unusable model, workload or layout, and for options that would change nothing.
     """
     from neusight_jax.graph.traced.source_file import is_source
-    from neusight_jax.workloads import num_gpus
 
     laid = job.layout() or load.tensor_parallel * load.expert_parallel > 1 or count_of(job) not in (None, 1)
     if load.mode == "training" and laid:
         return job_of(model, load, job)
     graph, gpus = graph_of(model, load) if is_source(model) else None, job.gpus
-    if (
-        graph is not None and laid and graph.mode == "training" and num_gpus(graph) == 1
-    ):  # it says itself that it trains
+    if graph is not None and laid and graph.mode == "training" and graph.num_gpus == 1:  # it says itself that it trains
         return _replicas_of(model, load, job, graph)
     if job.layout():
         raise InputError(f"{', '.join(job.layout())}: of training jobs; give --mode training, or leave out")
     graph = graph or graph_of(model, load)
-    if gpus is not None and gpus != num_gpus(graph):
+    if gpus is not None and gpus != graph.num_gpus:
         raise InputError(
-            f"--gpus {gpus}: the step occupies {num_gpus(graph)}; give --mode training for a job, --tensor-parallel to "
+            f"--gpus {gpus}: the step occupies {graph.num_gpus}; give --mode training for a job, --tensor-parallel to "
             "split a model, or take `serve` for replicas"
         )
     return graph
@@ -156,7 +153,6 @@ def count_of(job: JobOptions) -> int | None:
 def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOptions) -> tuple[str, Machine]:
     """Name and figures of the machine that work runs on: a GPU, the server it is split over, or a job's cluster."""
     from neusight_jax.hardware.files import load_named_cluster, load_named_gpu, load_named_server
-    from neusight_jax.workloads import num_gpus
 
     if (gpu is None) == (job.cluster is None):
         raise InputError("which machine? give either --gpu NAME, with --gpus for several, or --cluster FILE")
@@ -165,7 +161,7 @@ def machine_of(work: Graph | Job, gpu: str | os.PathLike[str] | None, job: JobOp
     name = os.fspath(gpu or "")
     if not isinstance(work, Graph):
         return load_named_cluster(f"{work.plan.layout.gpus}x {name}")
-    return load_named_gpu(name) if num_gpus(work) == 1 else load_named_server(name)
+    return load_named_gpu(name) if work.num_gpus == 1 else load_named_server(name)
 
 
 _OF_REPLICAS = ("data_parallel", "zero", "shards", "micro_batch_size", "global_batch_size", "framework")

@@ -21,6 +21,7 @@ from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import memory_bytes
 from neusight_jax.hardware.catalog import catalog_gpu, list_gpus, list_servers
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
 from neusight_jax.hardware.files import node_topology
@@ -28,7 +29,6 @@ from neusight_jax.hardware.gpu import FIELDS, GPU
 from neusight_jax.hardware.variant import fields_of, figure, vary_plainly
 from neusight_jax.job.job import Job
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.memory import memory_bytes
 from neusight_jax.model.intervals import far_note, ratio_interval
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot

@@ -26,7 +26,7 @@ from neusight_jax.model.power import is_limited
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Relaxation
 from neusight_jax.sweeps.space import GRAINS, MODEL_FIELDS, Range
-from neusight_jax.workloads import Workload, combined, num_gpus
+from neusight_jax.workloads import Workload, combined
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "latency": {"latency_s": 1.0},
@@ -121,7 +121,7 @@ class Problem:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if len({load.service is None for load in self.workloads}) > 1:
             raise InputError("some workloads are services and others are not; expected targets for all or for none")
-        if len({num_gpus(load.graph) for load in self.workloads}) > 1 and any(load.job for load in self.workloads):
+        if len({load.graph.num_gpus for load in self.workloads}) > 1 and any(load.job for load in self.workloads):
             raise InputError("some workloads are jobs on many GPUs and others are not; expected one or the other")
         if self.workloads[0].service is not None and "dollars" not in self.metric_names:
             raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")

@@ -34,13 +34,13 @@ from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
 from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
 from neusight_jax.hardware.gpu import FIELDS, GPU, LIMITS, SWITCHES
 from neusight_jax.job.parallelism import RECOMPUTE
+from neusight_jax.markup import markup, without_notes
 from neusight_jax.model.checkpoint import default_checkpoint
 from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.power_curves import LOWEST_CAP
 from neusight_jax.prediction import predict
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports import plots
-from neusight_jax.reports.markup import markup, without_notes
 from neusight_jax.reports.page import Plot, page_of, report_of
 from neusight_jax.reports.sensitivity import helps
 from neusight_jax.reports.text import INTERVAL, between

@@ -9,9 +9,9 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.graph.kernel import matrix_product, rowwise
+from neusight_jax.graph.memory import footprint, parameter_count, training_bytes
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.memory import footprint, parameter_count, training_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 from neusight_jax.errors import unknown_name
 from neusight_jax.hardware.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, WIDTH, with_derived
-from neusight_jax.kernels.family import Family
 from neusight_jax.tables import table
 
 
@@ -158,8 +157,3 @@ def of_its_memory(info: GPUInfo, figure: str) -> float:
     """A figure of the dies that an architecture pairs with a GPU's memory, or else of all its dies; 0 = not said."""
     facts = architectures()[info.architecture]
     return float(facts.get(f"{info.memory}_{figure}", facts.get(figure, 0.0)))
-
-
-def known_library(device: str, family: Family) -> float:
-    """Number of the library that runs a family on a device (`Family.known_libraries`); 0 = as the rest, or unknown."""
-    return dict(family.known_libraries).get(generation_of(device, family.generations), 0.0)

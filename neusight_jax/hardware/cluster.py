@@ -15,7 +15,6 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.errors import InputError, require_fields
 from neusight_jax.hardware.gpu import GPU, stack_gpus
-from neusight_jax.kernels.family import Family
 from neusight_jax.records import Record, cell, number
 
 # Topology: how the GPUs of a cluster are joined, as numbers; the rates are traced, so that gradients reach them.
@@ -152,11 +151,6 @@ def gpu_of(machine: Machine) -> GPU:
 def topology_of(machine: Machine) -> Topology:
     """Topology of the GPUs of a machine; a plain GPU stands for `default_topology`."""
     return machine.topology if isinstance(machine, Cluster) else default_topology(machine)
-
-
-def linked_topology(family: Family, machine: Machine) -> Topology | None:
-    """The topology of a machine where kernels of the family send to other GPUs, else None."""
-    return topology_of(machine) if family.linked else None
 
 
 def as_cluster(machine: Machine) -> Cluster:

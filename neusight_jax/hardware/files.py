@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, create_model
 
-from neusight_jax.datasets.reference_gpu import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.errors import InputError, printable, unknown_name
 from neusight_jax.hardware.catalog import architectures, canonical_name, catalog_gpu, fold_name, list_servers
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, as_cluster, check_link_figure
@@ -28,6 +27,7 @@ from neusight_jax.hardware.gpu import (
     vendor_of_name,
     with_derived,
 )
+from neusight_jax.hardware.reference_sheet import device_of, gpu_from_sheet, is_reference_sheet
 from neusight_jax.tables import read_content, table
 from neusight_jax.units import base_unit, figure_text, quantity
 

@@ -12,7 +12,6 @@ from neusight_jax.graph.kernel import BACKWARD_ATTENTION
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.job import KINDS, WORK, Job, graph_launches
 from neusight_jax.kernels import attention, gemm, grouped_gemm
-from neusight_jax.workloads import num_gpus
 
 PRODUCTS: dict[str, Any] = {
     **dict.fromkeys(("linear", "bmm", "gemm", "gemm_fp8", "gemm_fp4", "conv", "tensor_conv"), gemm.flop),
@@ -58,7 +57,7 @@ def step_flop(work: Graph | Job) -> StepFlop:
 def _launches(work: Graph | Job) -> dict[str, Float[np.ndarray, "work kernel"]]:
     """Launches of all GPUs in a step, by family."""
     if isinstance(work, Graph):
-        return {name: launches * num_gpus(work) for name, launches in graph_launches(work).items()}
+        return {name: launches * work.num_gpus for name, launches in graph_launches(work).items()}
     plan = work.plan
     stages = np.bincount(plan.kinds, minlength=KINDS)
     passes = stages * plan.micro_batches * plan.layout.replica_ranks  # of one rank and micro-batch

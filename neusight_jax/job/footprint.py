@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint
+from neusight_jax.graph.memory import REBUILT, training_bytes
 from neusight_jax.graph.optimizers import OPTIMIZERS
 from neusight_jax.job.parallelism import Parallelism, recomputed
 from neusight_jax.job.stages import Part
 from neusight_jax.job.weights import Weights, summed
-from neusight_jax.memory import REBUILT, training_bytes
 from neusight_jax.units import GIB
 
 COMMUNICATION_BYTES = 1.0 * GIB

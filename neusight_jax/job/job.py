@@ -19,6 +19,7 @@ from neusight_jax.graph.configs.blocks import Layer
 from neusight_jax.graph.configs.build import graph_from_config, reading_notes
 from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.graph import Footprint, Graph
+from neusight_jax.graph.memory import footprint, is_rebuilt, parameter_count
 from neusight_jax.graph.optimizers import (
     flat_stream,
     optimizer_of,
@@ -34,7 +35,6 @@ from neusight_jax.job.stages import Stage, is_split, job_config, stage_kinds, st
 from neusight_jax.job.weights import Weights
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
-from neusight_jax.memory import footprint, is_rebuilt, parameter_count
 from neusight_jax.model.software import Software, usual_software
 from neusight_jax.records import Record
 
@@ -115,6 +115,11 @@ class Job(Record):
     def dtype(self) -> str:
         """Of its products."""
         return self.plan.dtype
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs a step occupies."""
+        return self.plan.layout.gpus
 
     @property
     def step_tokens(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Decoder
 from neusight_jax.graph.configs.parallel import check_split, part_of
-from neusight_jax.memory import REBUILT
+from neusight_jax.graph.memory import REBUILT
 from neusight_jax.records import Record
 from neusight_jax.units import is_whole
 

@@ -21,10 +21,10 @@ from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.configs.step import Step, precision
 from neusight_jax.graph.configs.tape import Tape
 from neusight_jax.graph.graph import Graph
+from neusight_jax.graph.memory import Saved, footprint, saved_of
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.recipe import Recipe
 from neusight_jax.job.weights import Weights
-from neusight_jax.memory import Saved, footprint, saved_of
 
 
 @dataclass(frozen=True)

@@ -293,6 +293,10 @@ class Family:
         """Whether its kernels are matrix products of the vector path, whose blocks bring in their own operands."""
         return self.matrix and not self.tensor_core and not self.alternatives
 
+    def library_of(self, generation: str) -> float:
+        """Number of the library that runs its kernels on a generation of devices; 0 = as the rest, or unknown."""
+        return dict(self.known_libraries).get(generation, 0.0)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of its dims and of those a kernel may leave out."""

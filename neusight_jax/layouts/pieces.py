@@ -13,6 +13,7 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.config import Config
 from neusight_jax.graph.graph import Footprint, Graph
+from neusight_jax.graph.memory import summed_saved
 from neusight_jax.graph.optimizers import optimizer_of
 from neusight_jax.job.footprint import Held, fullest
 from neusight_jax.job.job import (
@@ -32,7 +33,6 @@ from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of
 from neusight_jax.job.step import message_size
 from neusight_jax.job.weights import summed
 from neusight_jax.kernels.table import Pool
-from neusight_jax.memory import summed_saved
 
 PIECE_WORK: int = 3 + len(AGAIN)
 """Work of a piece: the three of a pass, then what each of `AGAIN` runs again."""

@@ -22,7 +22,7 @@ from neusight_jax.kernels.rowwise import TRAFFIC_DIMS
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.intervals import Intervals
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.predictor import KernelTerms
+from neusight_jax.model.predictor import KernelForecast
 from neusight_jax.model.residuals import EFFECTS, add_to_effect
 from neusight_jax.model.roofline import Isolated, Relaxation, Scalar, element_bytes
 
@@ -108,19 +108,19 @@ class CalibratedPredictor:
         """Whether the base covers a family."""
         return self.base.covers(family)
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast kernels of one family.
 
-        Args: as of `Predictor.terms`.
+        Args: as of `Predictor.forecast_kernels`.
         """
         base = self.base
         if family.network in self.shapes:
             parameters = base.families[family.network]
             shift = self.shapes[family.network].at(shape_points(family, batch, self.length))
             base = shifted(base, family.network, add_to_effect(parameters.effect, shift))
-        return base.terms(family, machine, batch, isolated=isolated, relaxation=relaxation)
+        return base.forecast_kernels(family, machine, batch, isolated=isolated, relaxation=relaxation)
 
 
 def shifted(base: MixturePredictor, network: str, effect: Float[Array, "*kernel tilted"]) -> MixturePredictor:

@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.files import atomic_folder
-from neusight_jax.hardware.catalog import canonical_name, generation_of, known_library
+from neusight_jax.hardware.catalog import canonical_name, generation_of
 from neusight_jax.kernels.families import FAMILIES, GROUP
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelTable
@@ -34,11 +34,11 @@ from neusight_jax.model.heads import TileChoice, init_tile_choice
 from neusight_jax.model.intervals import Intervals, empty_intervals
 from neusight_jax.model.mixture import FamilyMixture, MixturePredictor, init_family
 from neusight_jax.model.network import init_network, load_network
+from neusight_jax.model.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.model.physics import FITTED
 from neusight_jax.model.power import PowerLaw, fitted_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import use_compile_cache
-from neusight_jax.neusight import OUTPUTS, NeuSightPredictor
 from neusight_jax.tables import parse_content, read_bytes, read_text
 
 # The card of a checkpoint as a typed record: what is read from it, checked once.
@@ -348,7 +348,8 @@ def _families(predictor: Predictor) -> dict[str, FamilyMixture]:
 
 def with_libraries(predictor: MixturePredictor, device: str) -> MixturePredictor:
     """The predictor with the libraries that are known to run its families on a device."""
-    numbers = {name: known_library(device, FAMILIES[name]) for name in predictor.families}
+    families = (FAMILIES[name] for name in predictor.families)
+    numbers = {family.name: family.library_of(generation_of(device, family.generations)) for family in families}
     libraries = {name: number for name, number in numbers.items() if number}  # 0 = as the rest
     adapted: MixturePredictor = _with_library(predictor, libraries)
     return adapted
@@ -432,7 +433,7 @@ def untrained(kind: str, architecture: Mapping[str, Any]) -> Predictor:
             for name, points in architecture["points"].items()
         }
         return CalibratedPredictor(base, shapes)
-    from neusight_jax.baselines.rivals import RIVALS, FittedBaseline
+    from neusight_jax.model.rivals import RIVALS, FittedBaseline
 
     if kind in RIVALS:
         return FittedBaseline(kind, {name: RIVALS[kind].untrained(family, hidden) for name, family in chosen.items()})

@@ -12,7 +12,7 @@ from neusight_jax.hardware.cluster import Machine, gpu_of, on_device
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
-from neusight_jax.model.latency import in_row_order, kernel_terms, predict_kernels, require_covered
+from neusight_jax.model.latency import in_row_order, kernel_forecasts, predict_kernels, require_covered
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.roofline import Isolated, Relaxation
 
@@ -62,6 +62,6 @@ def _bounds(
         family = FAMILIES[name]
         interval = kernel_interval(predictor, family, gpu_of(machine), batch)
         part = KernelTable({name: batch})
-        light = kernel_terms(predictor, machine, part, isolated=jnp.asarray(isolated, float))[name].bounds
+        light = kernel_forecasts(predictor, machine, part, isolated=jnp.asarray(isolated, float))[name].bounds
         out[name] = (interval.log_low, interval.log_high, light.speed_of_light_s)
     return out

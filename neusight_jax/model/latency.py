@@ -34,21 +34,21 @@ from neusight_jax.model.power import (
     slower_by,
     with_gaps,
 )
-from neusight_jax.model.predictor import KernelTerms, Predictor, RooflinePredictor
+from neusight_jax.model.predictor import KernelForecast, Predictor, RooflinePredictor
 from neusight_jax.model.programs import one_shot
 from neusight_jax.model.roofline import Isolated, Relaxation, relaxation_switch
 from neusight_jax.model.software import LEARNED
 from neusight_jax.model.streams import by_phase, host_seconds, step_seconds, stream_seconds
 
 
-def kernel_terms(
+def kernel_forecasts(
     predictor: Predictor,
     machine: Machine,
     kernels: KernelTable,
     *,
     isolated: Isolated = False,
     relaxation: Relaxation = 0.0,
-) -> dict[str, KernelTerms]:
+) -> dict[str, KernelForecast]:
     """Latency, bounds and launch share of every kernel, by family; pure and not jitted itself.
 
     Kernels of a family the predictor does not cover get NaN seconds; collectives those of the sheet's rates.
@@ -60,20 +60,22 @@ def kernel_terms(
       isolated: as of `kernel_latency`.
       relaxation: as of `kernel_latency`.
     """
-    terms = {}
+    forecasts = {}
     for name, batch in kernels.families.items():
         family = FAMILIES[name]
         device, batch = machine if family.linked else gpu_of(machine), _relaxed(batch, relaxation)
         if predictor.covers(family):
-            terms[name] = predictor.terms(family, device, batch, isolated=isolated, relaxation=relaxation)
+            forecasts[name] = predictor.forecast_kernels(
+                family, device, batch, isolated=isolated, relaxation=relaxation
+            )
         else:
-            bound = RooflinePredictor().terms(family, device, batch, isolated=isolated)
+            bound = RooflinePredictor().forecast_kernels(family, device, batch, isolated=isolated)
             nothing = replace(bound, seconds=jnp.full_like(bound.seconds, jnp.nan))
-            terms[name] = bound if family.linked else nothing
+            forecasts[name] = bound if family.linked else nothing
         if kernels.launched == "host" and not family.tensor_core:
             waited_s = jnp.where(jnp.asarray(isolated, bool), 0.0, LEARNED.launch_s)
-            terms[name] = terms[name].at_least(waited_s)
-    return terms
+            forecasts[name] = forecasts[name].at_least(waited_s)
+    return forecasts
 
 
 def _relaxed(batch: KernelBatch, relaxation: Relaxation) -> KernelBatch:
@@ -113,7 +115,7 @@ def _all_kernels(
     predictor: Predictor, machine: Machine, kernels: KernelTable, relaxation: Relaxation, isolated: Isolated
 ) -> dict[str, Float[Array, " kernel"]]:
     def seconds(machine: Machine, block: KernelTable, isolated: Isolated) -> Array:
-        (term,) = kernel_terms(predictor, machine, block, isolated=isolated, relaxation=relaxation).values()
+        (term,) = kernel_forecasts(predictor, machine, block, isolated=isolated, relaxation=relaxation).values()
         return term.seconds
 
     return {

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
 from neusight_jax.kernels.family import LIBRARY, Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.heads import (
@@ -44,7 +44,7 @@ from neusight_jax.model.intervals import Intervals
 from neusight_jax.model.network import Network, apply_network, init_network
 from neusight_jax.model.physics import FITTED, STANDARD, fitted_physics
 from neusight_jax.model.power import PowerLaw
-from neusight_jax.model.predictor import KernelTerms
+from neusight_jax.model.predictor import KernelForecast
 from neusight_jax.model.residuals import (
     EFFECTS,
     FLOOR,
@@ -117,14 +117,14 @@ class MixturePredictor:
         """Families whose network was trained."""
         return family.network in self.families
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast kernels of one family.
 
-        Args: as of `Predictor.terms`.
+        Args: as of `Predictor.forecast_kernels`.
         """
-        gpu, topology = gpu_of(machine), linked_topology(family, machine)
+        gpu, topology = gpu_of(machine), topology_of(machine) if family.linked else None
         parameters = self.families[family.network]
         size = element_bytes(batch.dtype)
         dims = batch.dims
@@ -154,7 +154,7 @@ def mix(
     bounds: LowerBounds,
     tile: ChosenTile,
     residual: Float[Array, "#member #kernel effect"],
-) -> KernelTerms:
+) -> KernelForecast:
     """Mix physical times into a forecast (module docstring); members are averaged as logarithms.
 
     Args:
@@ -180,7 +180,7 @@ def mix(
             launch_s += jnp.exp(logs[name])
     sides = {side: [logs[name] for name, head in heads.items() if head.side == side] for side in ("compute", "memory")}
     busy, moving = (functools.reduce(jnp.maximum, part or [jnp.full_like(body, -jnp.inf)]) for part in sides.values())
-    return KernelTerms(
+    return KernelForecast(
         seconds=jnp.exp(jnp.mean(jnp.log(body_s + launch_s), axis=0)),
         bounds=bounds,
         compute_s=jnp.exp(jnp.mean(busy, axis=0)),

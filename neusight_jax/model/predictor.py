@@ -1,4 +1,4 @@
-"""Terms that every predictor gives of kernels, and the interface it gives them through."""
+"""The forecast of kernels with its parts, the interface that every predictor gives it through, and the roofline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.errors import unknown_name
+from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family, Work
 from neusight_jax.kernels.table import KernelBatch
@@ -27,7 +28,7 @@ from neusight_jax.model.roofline import (
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KernelTerms:
+class KernelForecast:
     """A forecast of kernels with its parts, all [kernel].
 
     Attributes:
@@ -46,7 +47,7 @@ class KernelTerms:
     launch_s: Float[Array, " kernel"]
     tile: ChosenTile
 
-    def at_least(self, waited_s: Float[Array, "*kernel"]) -> KernelTerms:
+    def at_least(self, waited_s: Float[Array, "*kernel"]) -> KernelForecast:
         """The same kernels where each takes no less than this, seconds: what it waits is part of its launch."""
         waits_s = jnp.maximum(waited_s - self.seconds, 0.0)
         return replace(self, seconds=self.seconds + waits_s, launch_s=self.launch_s + waits_s)
@@ -68,9 +69,9 @@ class Predictor(Protocol):
         """Whether it can forecast a family; a checkpoint covers those it was trained on."""
         ...
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast the kernels of one family on one machine.
 
         Args:
@@ -103,13 +104,13 @@ class Bounded(NamedTuple):
     bounds: LowerBounds
     memory_s: Float[Array, " kernel"]
 
-    def terms(
+    def forecast(
         self,
         body_s: Float[Array, " kernel"],
         launch_s: Scalar = 0.0,
         compute_s: Array | None = None,
         memory_s: Array | None = None,
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """A forecast of body and launch, the body never below the speed of light.
 
         Args:
@@ -123,7 +124,7 @@ class Bounded(NamedTuple):
         compute_s = self.bounds.compute_s if compute_s is None else compute_s
         memory_s = self.memory_s if memory_s is None else memory_s
         tile = largest_tile(self.gpu, self.work)
-        return KernelTerms(body_s + launch_s, self.bounds, compute_s, memory_s, launch_s, tile)
+        return KernelForecast(body_s + launch_s, self.bounds, compute_s, memory_s, launch_s, tile)
 
 
 def bounded(family: Family, machine: Machine, batch: KernelBatch) -> Bounded:
@@ -135,7 +136,7 @@ def bounded(family: Family, machine: Machine, batch: KernelBatch) -> Bounded:
         gpu,
         work,
         peak,
-        lower_bounds(gpu, work, peak, linked_topology(family, machine)),
+        lower_bounds(gpu, work, peak, topology_of(machine) if family.linked else None),
         work.bytes_moved / gpu.mem_bytes_per_s,
     )
 
@@ -149,12 +150,23 @@ class RooflinePredictor:
         """All families."""
         return True
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast kernels of one family; `isolated` and `relaxation` change nothing.
 
-        Args: as of `Predictor.terms`.
+        Args: as of `Predictor.forecast_kernels`.
         """
         kernels = bounded(family, machine, batch)
-        return kernels.terms(kernels.bounds.roofline_s)
+        return kernels.forecast(kernels.bounds.roofline_s)
+
+
+BASELINES: dict[str, Predictor] = {"roofline": RooflinePredictor()}
+"""Baselines that need no fitting, by name."""
+
+
+def load_baseline(name: str) -> Predictor:
+    """A baseline by name; `InputError` for an unknown one."""
+    if name not in BASELINES:
+        raise unknown_name("baseline", name, BASELINES)
+    return BASELINES[name]

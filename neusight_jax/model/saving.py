@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
-from neusight_jax.baselines.rivals import RIVALS, FittedBaseline
 from neusight_jax.errors import InputError
 from neusight_jax.model.calibrated import CalibratedPredictor
 from neusight_jax.model.checkpoint import save_checkpoint
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.network import Network, network_card
+from neusight_jax.model.neusight import NeuSightPredictor
 from neusight_jax.model.predictor import Predictor
-from neusight_jax.neusight import NeuSightPredictor
+from neusight_jax.model.rivals import RIVALS, FittedBaseline
 
 KINDS: dict[type, str] = {
     MixturePredictor: "mixture",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from neusight_jax.reports.markup import NOTE
+from neusight_jax.markup import NOTE
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval
 from neusight_jax.reports.text import table

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from neusight_jax.forecast import Forecast
+from neusight_jax.graph.memory import CROWDED_SHARE
 from neusight_jax.hardware.files import gpu_in
 from neusight_jax.layouts.answers import Choice, Layouts, Machine
-from neusight_jax.memory import CROWDED_SHARE
 from neusight_jax.reports import forecast as forecasts
 from neusight_jax.reports.page import Plot, Report
 from neusight_jax.reports.plots import bars_with_interval, scatter

@@ -24,8 +24,8 @@ from rich.console import RenderableType
 from neusight_jax import __version__
 from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
+from neusight_jax.markup import markdown, markup, without_notes
 from neusight_jax.records import plain
-from neusight_jax.reports.markup import markdown, markup, without_notes
 from neusight_jax.reports.text import INTERVAL, table
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from neusight_jax.markup import NOTE
 from neusight_jax.model.intervals import LEVEL
-from neusight_jax.reports.markup import NOTE
 from neusight_jax.units import duration
 
 if TYPE_CHECKING:

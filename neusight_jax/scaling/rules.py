@@ -26,7 +26,6 @@ import pandas as pd
 from jaxtyping import ArrayLike
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.baselines.rivals import wave_ratio
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name, fold_name, gpu_info
 from neusight_jax.hardware.files import load_named_gpu
@@ -38,6 +37,7 @@ from neusight_jax.model.intervals import gpu_ratios
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.power import at_clock, draw_of_step, power_law, settle
 from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.rivals import wave_ratio
 from neusight_jax.records import Result
 from neusight_jax.scaling.trace import PACKED, Launch, Measured, Trace, content_kind, is_product
 

@@ -24,7 +24,7 @@ from neusight_jax.job.step import kernel_joules
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.intervals import has_intervals, kernel_interval
-from neusight_jax.model.latency import kernel_latency, kernel_terms, require_covered
+from neusight_jax.model.latency import kernel_forecasts, kernel_latency, require_covered
 from neusight_jax.model.physics import fitted
 from neusight_jax.model.power import (
     CLOCKS,
@@ -540,7 +540,7 @@ def bounded_times(predictor: Predictor, machine: Machine, steps: Steps, engine: 
 @one_shot
 def _bounded(predictor: Predictor, machine: Machine, kernels: KernelTable) -> Array:
     """Seconds of every kernel of one family with its bounds, [3, kernel]."""
-    ((name, term),) = kernel_terms(predictor, machine, kernels, isolated=False).items()
+    ((name, term),) = kernel_forecasts(predictor, machine, kernels, isolated=False).items()
     low = high = term.seconds
     if has_intervals(predictor, FAMILIES[name]):
         interval = kernel_interval(predictor, FAMILIES[name], gpu_of(machine), kernels.families[name])

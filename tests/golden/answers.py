@@ -21,8 +21,8 @@ from typing import Any
 import neusight_jax as nj
 from neusight_jax.designs.search import Settings
 from neusight_jax.graph.configs.adapters import Lora
+from neusight_jax.graph.memory import footprint
 from neusight_jax.job.parallelism import Space
-from neusight_jax.memory import footprint
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.sweeps.space import Range
 

@@ -30,7 +30,6 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from neusight_jax.baselines import load_baseline
 from neusight_jax.datasets.measurements import Measurements, read_measurements
 from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.gpu import GPU
@@ -39,7 +38,7 @@ from neusight_jax.kernels.table import KernelTable
 from neusight_jax.model.checkpoint import with_libraries
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
-from neusight_jax.model.predictor import Predictor
+from neusight_jax.model.predictor import Predictor, load_baseline
 from neusight_jax.model.roofline import element_bytes
 from neusight_jax.training.calibration import calibrate
 from neusight_jax.training.data import (
@@ -56,11 +55,9 @@ from neusight_jax.training.evaluation.scores import (
     LONG,
     PERCENTILES,
     Evaluation,
-    System,
     View,
     averaged,
     family_means,
-    model_scores,
     percentiles,
     scores,
 )
@@ -69,6 +66,7 @@ from neusight_jax.training.fit import Job, Settings, sample_of, settings_for
 from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor, merged
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, seconds_of
 from neusight_jax.training.prior import Prior, prior_of, telling_order
+from neusight_jax.training.whole_models import System, model_scores
 
 ROWS_PER_DEVICE = 3000
 

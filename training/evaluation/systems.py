@@ -1,7 +1,7 @@
 """The systems a protocol compares: each fits on the GPUs a job may see and hands back predictors.
 
 A new system is one line in `SYSTEMS`. What is fitted by gradients fits all jobs together (`GradientSystem`); anything
-else fits job by job (`JobSystem`). All forecasts then go through `Predictor.terms`.
+else fits job by job (`JobSystem`). All forecasts then go through `Predictor.forecast_kernels`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ from jaxtyping import PRNGKeyArray
 from scipy.optimize import nnls
 
 import neusight_jax
-from neusight_jax.baselines import BASELINES as UNFITTED
-from neusight_jax.baselines import load_baseline
-from neusight_jax.baselines.rivals import (
+from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
+from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.files import refuse_existing
+from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.family import Family
+from neusight_jax.model.checkpoint import save_checkpoint
+from neusight_jax.model.heads import TileChoice, init_tile_choice
+from neusight_jax.model.network import Network, init_network
+from neusight_jax.model.predictor import BASELINES as UNFITTED
+from neusight_jax.model.predictor import Predictor, RooflinePredictor, bounded, load_baseline
+from neusight_jax.model.rivals import (
     LEAVES,
     MAX_DEPTH,
     TREES,
@@ -36,15 +44,6 @@ from neusight_jax.baselines.rivals import (
     habitat_inputs,
     li_work,
 )
-from neusight_jax.datasets.measurements import Measurements, find_measured, read_measurements
-from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.files import refuse_existing
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Family
-from neusight_jax.model.checkpoint import save_checkpoint
-from neusight_jax.model.heads import TileChoice, init_tile_choice
-from neusight_jax.model.network import Network, init_network
-from neusight_jax.model.predictor import Predictor, RooflinePredictor, bounded
 from neusight_jax.model.roofline import peak_flop_per_s
 from neusight_jax.training.data import NETWORKS, Rows, join_rows, measured_devices, model_rows, sweep_rows, thin
 from neusight_jax.training.fit import Job, Settings, fit, row_features, sample_of, settings_for

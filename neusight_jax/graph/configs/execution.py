@@ -18,10 +18,10 @@ from typing import NamedTuple
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Graph, Node
 from neusight_jax.graph.kernel import matrix_product, rowwise
+from neusight_jax.graph.memory import saved_of
 from neusight_jax.kernels.family import UNPACK
 from neusight_jax.kernels.gemm import FEW_ROWS
 from neusight_jax.kernels.table import PHASES, Kernel
-from neusight_jax.memory import saved_of
 
 EXECUTIONS: tuple[str, ...] = ("eager", "compiled", "engine")
 """Software that runs a model: PyTorch, its own kernels one by one; a compiler, elementwise chains merged; an engine, or

@@ -21,12 +21,12 @@ from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand, Writer
 from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product, rowwise
+from neusight_jax.graph.memory import saved_of
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.family import is_traced, largest, number
 from neusight_jax.kernels.table import Kernel
-from neusight_jax.memory import saved_of
 
 NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
 """Dtypes of products only: activations beside them are bf16."""

@@ -18,10 +18,10 @@ from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.heads import largest_tile, launched, most_times, physical_times
 from neusight_jax.model.network import Network, apply_network, init_network
-from neusight_jax.model.predictor import Bounded, KernelTerms, bounded
+from neusight_jax.model.predictor import Bounded, KernelForecast, bounded
 from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, peak_flop_per_s
 
-Equation: TypeAlias = Callable[[Any, Family, Bounded, KernelBatch, Isolated], KernelTerms]
+Equation: TypeAlias = Callable[[Any, Family, Bounded, KernelBatch, Isolated], KernelForecast]
 """Forecast of kernels of one family: its fitted parameters, the family, the kernels with their bounds, the same kernels
 as a batch, and whether they run alone."""
 
@@ -43,12 +43,12 @@ class FittedBaseline:
         """Families with fitted parameters."""
         return family.network in self.families
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast kernels of one family, never below the speed of light. `relaxation` changes nothing.
 
-        Args: as of `Predictor.terms`.
+        Args: as of `Predictor.forecast_kernels`.
         """
         kernels = bounded(family, machine, batch)
         return RIVALS[self.kind].equation(self.families[family.network], family, kernels, batch, isolated)
@@ -87,8 +87,8 @@ class Forest:
     value: Float[Array, "tree node"]
 
 
-def _gbt(forest: Forest, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelTerms:
-    return kernels.terms(jnp.exp(walk(forest, gbt_inputs(family, kernels, batch, isolated))))
+def _gbt(forest: Forest, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelForecast:
+    return kernels.forecast(jnp.exp(walk(forest, gbt_inputs(family, kernels, batch, isolated))))
 
 
 def gbt_inputs(
@@ -143,9 +143,9 @@ def walk(forest: Forest, inputs: Float[Array, "kernel feature"]) -> Float[Array,
 
 def _habitat_mlp(
     network: Network, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated
-) -> KernelTerms:
+) -> KernelForecast:
     log_s = jnp.mean(apply_network(network, habitat_inputs(family, kernels.gpu, batch, isolated)), axis=0)[:, 0]
-    return kernels.terms(jnp.exp(log_s))
+    return kernels.forecast(jnp.exp(log_s))
 
 
 def habitat_inputs(family: Family, gpu: GPU, batch: KernelBatch, isolated: Isolated) -> Float[Array, "kernel feature"]:
@@ -251,12 +251,12 @@ class WavePredictor:
         """Families with measured kernels."""
         return family.name in self.families
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Scale the kernels that were measured; `isolated` and `relaxation` change nothing.
 
-        Args: as of `Predictor.terms`.
+        Args: as of `Predictor.forecast_kernels`.
         """
         gpu = gpu_of(machine)
         measured = self.families[family.name]
@@ -268,7 +268,7 @@ class WavePredictor:
         gamma = memory_boundedness(kernels.work.flop / kernels.work.bytes_moved, kernels.peak / gpu.mem_bytes_per_s)
         blocks = largest_tile(gpu, kernels.work).blocks if self.general else None
         ratio = wave_ratio(self.origin, gpu, gamma, blocks)
-        return kernels.terms(jnp.where(jnp.any(same, axis=1), measured_s * ratio, kernels.bounds.roofline_s))
+        return kernels.forecast(jnp.where(jnp.any(same, axis=1), measured_s * ratio, kernels.bounds.roofline_s))
 
 
 # Li et al.: latency is linear in work on every GPU, and the slope of a new GPU is read off a line over the known ones.
@@ -305,11 +305,11 @@ class LiLine:
     floor_s: Float[Array, ""]
 
 
-def _li(line: LiLine, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelTerms:
+def _li(line: LiLine, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated) -> KernelForecast:
     rate = line.per_bandwidth * kernels.gpu.mem_bytes_per_s + line.per_peak * kernels.peak + line.offset
     # A line that falls to zero or below far from the known GPUs forecasts the speed of light.
     body_s = li_work(family, batch) / jnp.where(rate > 0.0, rate, jnp.inf)
-    return kernels.terms(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
+    return kernels.forecast(body_s, line.floor_s * jnp.asarray(isolated, dtype=float))
 
 
 def li_work(family: Family, batch: KernelBatch) -> Float[Array, " kernel"]:
@@ -335,11 +335,11 @@ class ThreeNumbers:
 
 def _roofline3(
     numbers: ThreeNumbers, family: Family, kernels: Bounded, batch: KernelBatch, isolated: Isolated
-) -> KernelTerms:
+) -> KernelForecast:
     compute_s = kernels.bounds.compute_s / jax.nn.sigmoid(numbers.raw_compute)
     memory_s = kernels.memory_s / jax.nn.sigmoid(numbers.raw_memory)
     launch_s = jnp.exp(numbers.log_floor_s) * jnp.asarray(isolated, dtype=float)
-    return kernels.terms(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
+    return kernels.forecast(jnp.maximum(compute_s, memory_s), launch_s, compute_s, memory_s)
 
 
 class Rival(NamedTuple):

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from neusight_jax.hardware.cluster import Machine, gpu_of, linked_topology
+from neusight_jax.hardware.cluster import Machine, gpu_of, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.family import Family
 from neusight_jax.kernels.table import KernelBatch
 from neusight_jax.model.heads import ChosenTile, TileChoice, choose_tile
 from neusight_jax.model.network import Network, apply_network
-from neusight_jax.model.predictor import KernelTerms
+from neusight_jax.model.predictor import KernelForecast
 from neusight_jax.model.roofline import Isolated, Relaxation, element_bytes, lower_bounds, peak_flop_per_s
 
 OUTPUTS = 2
@@ -49,24 +49,24 @@ class NeuSightPredictor:
         """Families whose network was trained."""
         return family.network in self.tiles
 
-    def terms(
+    def forecast_kernels(
         self, family: Family, machine: Machine, batch: KernelBatch, *, isolated: Isolated, relaxation: Relaxation = 0.0
-    ) -> KernelTerms:
+    ) -> KernelForecast:
         """Forecast kernels of one family; see `latency.kernel_latency`. `isolated` changes nothing.
 
         Args:
-          family, machine, batch, isolated, relaxation: as `Predictor.terms`.
+          family, machine, batch, isolated, relaxation: as `Predictor.forecast_kernels`.
         """
         gpu = gpu_of(machine)
         size = element_bytes(batch.dtype)
         work = family.work(batch.dims, size)
         peak = peak_flop_per_s(gpu, family, batch.dtype)
-        bounds = lower_bounds(gpu, work, peak, linked_topology(family, machine), isolated)
+        bounds = lower_bounds(gpu, work, peak, topology_of(machine) if family.linked else None, isolated)
         tile = choose_tile(self.tiles[family.network], gpu, work, family.features(batch.dims, size), relaxation)
         zero = jnp.zeros_like(work.flop)
         if family.network != family.name:
             seconds = jnp.maximum(bounds.roofline_s, bounds.speed_of_light_s)
-            return KernelTerms(seconds, bounds, bounds.compute_s, bounds.roofline_s, zero, tile)
+            return KernelForecast(seconds, bounds, bounds.compute_s, bounds.roofline_s, zero, tile)
         padded = tile.blocks * tile.block_flop
         roofline = jnp.minimum(peak, padded / work.bytes_moved * gpu.mem_bytes_per_s)
         inputs = neusight_inputs(gpu, tile, peak)
@@ -77,7 +77,7 @@ class NeuSightPredictor:
         seconds = tile.waves * tile.block_flop * gpu.num_sms / (roofline * utilization)
         seconds = jnp.maximum(seconds, bounds.speed_of_light_s)
         memory_s = work.bytes_moved / gpu.mem_bytes_per_s
-        return KernelTerms(seconds, bounds, padded / peak, memory_s, zero, tile)
+        return KernelForecast(seconds, bounds, padded / peak, memory_s, zero, tile)
 
 
 def neusight_inputs(gpu: GPU, tile: ChosenTile, peak: Float[Array, " kernel"]) -> Float[Array, "kernel feature"]:
