@@ -246,7 +246,7 @@ def orders() -> None:
     for served in (1e9, 1e12, 1e13):
         assert search.arguments.model is not None
         use = replace(search.arguments.model, served_tokens=jnp.asarray(served, float))
-        search.arguments = search.arguments._replace(model=use)
+        search.arguments = search.arguments._replace(steps=(use,))
         best = search.run(0)
         tokens = float(np.exp(best.logs[3]))
         [measured] = search.metrics(best.logs[None])[0]["parameters"]

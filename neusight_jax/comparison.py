@@ -16,7 +16,7 @@ from neusight_jax.job.job import Job
 from neusight_jax.model.intervals import ratio_interval
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.prediction import predict
-from neusight_jax.records import Record, Result
+from neusight_jax.records import Record, Result, ranks_with_ties
 from neusight_jax.runs import Run, RunCost
 from neusight_jax.workloads import usual_machine, workload_dict
 
@@ -258,17 +258,16 @@ def ranked(candidates: Sequence[Candidate], by: str, machines: Mapping[str, Mach
     runs = [item for item in candidates if scale(item) is not None]
     rest = [item for item in candidates if scale(item) is None]
     runs.sort(key=lambda item: (scale(item) or 0.0) * (item.latency_s or 0.0))
+
+    def ties(item: Candidate, leader: Candidate) -> bool:
+        interval = _ratio(item, leader, scale, machines)[1]
+        return interval is not None and interval[0] <= 1.0
+
     out: list[Candidate] = []
-    leader, rank = 0, 0
-    for place, item in enumerate(runs):
-        interval = _ratio(item, runs[leader], scale, machines)[1]
-        if not out or interval is None or interval[0] > 1.0:
-            leader, rank = place, place + 1
+    for item, rank, tie in ranks_with_ties(runs, ties):
         ratio, ends = _ratio(item, runs[0], scale, machines)
         low, high = ends or (None, None)
-        out.append(replace(item, rank=rank, ratio=ratio, ratio_low=low, ratio_high=high))
-    shared = [item.rank for item in out]
-    out = [replace(item, tie=shared.count(item.rank) > 1) for item in out]
+        out.append(replace(item, rank=rank, tie=tie, ratio=ratio, ratio_low=low, ratio_high=high))
     return out + sorted(rest, key=lambda item: (item.latency_s is None, item.latency_s or 0.0))
 
 

@@ -6,9 +6,10 @@ import dataclasses
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ WIDTH = 140
 """Columns of a table as text."""
 LINE = 120
 """Columns of a `repr`."""
+Item = TypeVar("Item")
+"""What is ranked."""
 
 
 def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
@@ -233,3 +236,17 @@ def json_text(content: Any) -> str:
     if lost and isinstance(finite, dict):
         finite["notes"] = [*finite.get("notes", ()), f"null where there is no finite number: {', '.join(lost)}"]
     return json.dumps(finite, indent=1, allow_nan=False)
+
+
+def ranks_with_ties(items: Sequence[Item], ties: Callable[[Item, Item], bool]) -> Iterator[tuple[Item, int, bool]]:
+    """Items with their ranks, and whether others share them.
+
+    Args:
+      items: best first.
+      ties: whether an item cannot be told from the first of the rank before it: then it shares that rank.
+    """
+    leaders: list[tuple[int, Item]] = []
+    for rank, item in enumerate(items, start=1):
+        leaders.append(leaders[-1] if leaders and ties(item, leaders[-1][1]) else (rank, item))
+    shared = Counter(rank for rank, _ in leaders)
+    return ((item, rank, shared[rank] > 1) for item, (rank, _) in zip(items, leaders, strict=True))

@@ -117,18 +117,16 @@ class Workload(Record):
       graph: the model and its workload.
       kernels: its distinct kernels.
       weight: how much it counts beside others, > 0.
-      service: of a model that is served within targets: a step is then one request (`designs.service`).
-      model: of a model whose sizes may vary (`designs.model`): a step is then a batch of requests.
-      job: of a training job, on many GPUs or on one: a step is then one of the whole job.
+      step: what a step is where it is more than the kernels of the graph one after another: that of a job, on many
+        GPUs or on one; a request to a model served within targets (`designs.loads`); a batch of requests to a model
+        whose sizes may vary (`designs.model`).
     """
 
     name: str
     graph: Graph
     kernels: KernelTable
     weight: float = 1.0
-    service: Service | None = None
-    job: Job | None = None
-    model: ModelUse | None = None
+    step: Job | Service | ModelUse | None = None
 
     def summary(self) -> str:
         """Its name and weight."""
@@ -148,15 +146,15 @@ def workload(work: Graph | Job, weight: float = 1.0, name: str = "") -> Workload
     if not weight > 0:
         raise InputError(f"weight of {work.name} is {weight:g}, expected a positive number")
     if isinstance(work, Graph):
-        graph, job, called = work, None, f"{work.name} {work.mode} {work.batch_size}x{work.sequence_length}"
+        graph, step, called = work, None, f"{work.name} {work.mode} {work.batch_size}x{work.sequence_length}"
         if work.launched == "eager":
             from neusight_jax.job.job import job_from_graph
 
-            job = job_from_graph(work)
+            step = job_from_graph(work)
     else:
-        graph, job, called = _described(work.plan), work, f"{work.name} {work.mode} on {work.num_gpus} GPUs"
-    kernels = distinct(graph.kernels) if job is None else job.kernels
-    return Workload(name or called, graph, kernels, float(weight), job=job)
+        graph, step, called = _described(work.plan), work, f"{work.name} {work.mode} on {work.num_gpus} GPUs"
+    kernels = distinct(graph.kernels) if step is None else step.kernels
+    return Workload(name or called, graph, kernels, float(weight), step)
 
 
 def _described(plan: Plan) -> Graph:

@@ -94,7 +94,7 @@ def test_the_cheapest_model_is_smaller_when_it_serves_more() -> None:
     use = search.arguments.model
     assert use is not None
     for served in (1e6, 1e12):
-        search.arguments = search.arguments._replace(model=replace(use, served_tokens=np.float32(served)))
+        search.arguments = search.arguments._replace(steps=(replace(use, served_tokens=np.float32(served)),))
         sizes.append(search.metrics(search.run(0).logs[None])[0]["parameters"][0])
     assert sizes[1] < 0.8 * sizes[0]
 

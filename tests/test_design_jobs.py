@@ -91,8 +91,8 @@ def test_a_command_line_of_a_job() -> None:
     assert isinstance(cluster, nj.Cluster)
     assert (cluster.topology.nic_bytes_per_s, cluster.gpu.mem_bytes_per_s) == pytest.approx((25e9, 3e12))
     assert asked.weight == 2.0
-    assert asked.job is not None
-    layout = asked.job.plan.layout
+    assert isinstance(asked.step, Job)
+    layout = asked.step.plan.layout
     assert (layout.tensor, layout.data, layout.zero, layout.recompute) == (2, 8, 1, "full")
 
 

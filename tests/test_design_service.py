@@ -15,7 +15,7 @@ from neusight_jax.cli import run
 from neusight_jax.cli.design import _load, _targets
 from neusight_jax.cli.options import ServiceOptions, WorkloadOptions
 from neusight_jax.designs.answers import answer, problem
-from neusight_jax.designs.loads import service
+from neusight_jax.designs.loads import Service, service
 from neusight_jax.designs.search import Search, Settings
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.sweeps.space import Range
@@ -59,7 +59,7 @@ def test_prices_follow_dollars_and_loads_follow_targets_and_memory() -> None:
     base, small = known(), known(mem_bytes=2e9)
     assert base["price_per_hour"] == pytest.approx(2.0)
     assert small["price_per_hour"] == pytest.approx(2.0 * small["dollars"] / base["dollars"])
-    asked: Any = search().problem.workloads[0].service
+    asked: Any = search().problem.workloads[0].step
     for figures in ({"mem_bytes": 40e9}, {"mem_bytes": 40e9, "mem_bytes_per_s": 1e12}, {"mem_bytes": 2e9}):
         found = known(**figures)
         room = (figures["mem_bytes"] * asked.memory_share - asked.held_bytes) / asked.request_bytes
@@ -110,8 +110,8 @@ def test_a_command_line_of_a_service() -> None:
     serving = ServiceOptions("tpot<=50ms", 64, 16, 50, 2.5)
     load = _load("llama-3.2-1b,weight=2", WorkloadOptions(), serving, nj.load_gpu("H100"))
     assert load.weight == 2.0
-    assert load.service is not None
-    assert (load.service.tpot_s, load.service.percentile, load.service.price_per_hour) == (0.05, 50.0, 2.5)
+    assert isinstance(load.step, Service)
+    assert (load.step.tpot_s, load.step.percentile, load.step.price_per_hour) == (0.05, 50.0, 2.5)
     assert load.tokens == 80
 
 

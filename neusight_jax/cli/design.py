@@ -206,9 +206,11 @@ def _asking(
     """Makes the problem, given its objective, budgets and costs; and the names that results begin with."""
     from neusight_jax.cli.predict import forecast_notes
     from neusight_jax.designs.answers import problem
+    from neusight_jax.designs.loads import Service
     from neusight_jax.model.checkpoint import card_notes, default_checkpoint, load_card, load_predictor
 
-    usual = max("tensorcore" if load.service else default_checkpoint(_kernels(load)) for load in loads)
+    served = any(isinstance(load.step, Service) for load in loads)
+    usual = "tensorcore" if served else max(default_checkpoint(_kernels(load)) for load in loads)
     checkpoint = checkpoint or usual
     card = load_card(checkpoint)
     notes = [
@@ -312,13 +314,16 @@ def _base(name: str, changes: Sequence[str], loads: Sequence[Workload]) -> tuple
     from neusight_jax.cli.workloads import machine_of, numbers, split_assignment
     from neusight_jax.hardware.files import load_named_gpu
     from neusight_jax.hardware.variant import check_field, require_field, vary_plainly
+    from neusight_jax.job.job import Job
 
     occupied = {load.name: load.graph.num_gpus for load in loads}
     if len(set(occupied.values())) > 1:
         occupancy = ", ".join(f"{load}: {gpus}" for load, gpus in occupied.items())
         raise InputError(f"the models occupy different numbers of GPUs ({occupancy}); expected one number")
     first = loads[0] if loads else None
-    work = None if first is None else first.graph if first.graph.nodes else first.job or first.graph
+    work = (
+        None if first is None else first.step if isinstance(first.step, Job) and not first.graph.nodes else first.graph
+    )
     label, machine = load_named_gpu(name) if work is None else machine_of(work, name, _ONE)
     figures = {}
     for text in changes:

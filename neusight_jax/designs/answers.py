@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from neusight_jax.designs.cost import CostModel, costs_for
-from neusight_jax.designs.loads import ALONE
-from neusight_jax.designs.model import LossFunction, model_use
+from neusight_jax.designs.loads import ALONE, Service
+from neusight_jax.designs.model import LossFunction, ModelUse, model_use
 from neusight_jax.designs.problem import OBJECTIVES, Given, Problem, arguments, metrics
 from neusight_jax.designs.search import Found, Search, Settings
 from neusight_jax.errors import InputError
@@ -179,8 +179,8 @@ def machine_notes(problem: Problem, gpu: GPU, family_s: Mapping[str, Any]) -> li
         seconds = np.array([float(np.sum(part)) for part in family_s.values()])
         notes += far_note(intervals, gpu, network, seconds, "extrapolated")
     for load in problem.workloads:
-        stepped = not (load.service or load.model)  # the others have budgets on memory
-        needed, there = memory_bytes(load.graph) if stepped else 0.0, float(np.asarray(gpu.mem_bytes))
+        budgeted = isinstance(load.step, Service | ModelUse)  # their memory is a metric of the design
+        needed, there = 0.0 if budgeted else memory_bytes(load.graph), float(np.asarray(gpu.mem_bytes))
         if needed > there:
             notes.append(
                 f"{load.name} may not fit: it needs about {with_unit('mem_bytes', needed)} of memory, the machine has "
@@ -301,10 +301,10 @@ def problem(
       notes: to say beside every answer.
     """
     loads = tuple(_load(work) for work in graphs)
-    alone: Mapping[str, float] = ALONE if any(load.service is not None for load in loads) else {}
-    if loads and (use := loads[0].model) is not None:
+    alone: Mapping[str, float] = ALONE if any(isinstance(load.step, Service) for load in loads) else {}
+    if loads and isinstance(use := loads[0].step, ModelUse):
         asked = {*(OBJECTIVES.get(objective, ()) if isinstance(objective, str) else objective), *(budgets or {})}
-        loads = (replace(loads[0], model=use.asked(asked)), *loads[1:])
+        loads = (replace(loads[0], step=use.asked(asked)), *loads[1:])
         alone = use.usual_budgets(asked, gpu_of(base).mem_bytes)
     limits, remarks = {**alone, **(budgets or {})}, tuple(dict.fromkeys(notes))
     return Problem(predictor, base, tuple(free), loads, costs or costs_for(base), objective, limits, remarks)
@@ -456,9 +456,9 @@ def time_intervals(
     """Intervals of a machine's seconds, and of these over the base's: of every workload, and of `latency_s`."""
     intervals, changes = {}, {}
     for load in task.workloads:
-        if load.service or load.model or not carries_intervals(task.predictor):
+        if isinstance(load.step, Service | ModelUse) or not carries_intervals(task.predictor):
             return {}, {}
-        work: Any = load.job or load.graph
+        work = load.step or load.graph
         forecast, base = (predict(task.predictor, place, work) for place in (machine, task.base))
         change = ratio_interval(
             (forecast.total_s, base.total_s), (forecast.interval_s, base.interval_s), (machine, task.base)

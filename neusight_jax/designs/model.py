@@ -346,4 +346,4 @@ def model_use(
         )
     options = {**step.options, **sizes, "served_tokens": served_tokens}
     described = replace(step, options=options, notes=(*step.notes, *notes), footprint=None)
-    return Workload(f"{shape.name} requests {input_tokens}+{output_tokens}", described, described.kernels, model=use)
+    return Workload(f"{shape.name} requests {input_tokens}+{output_tokens}", described, described.kernels, step=use)

@@ -113,17 +113,18 @@ class Problem:
             require_covered(self.predictor, load.kernels)
             for dtype in load.graph.arithmetic:
                 gpu_of(self.base).peak_flop_per_s(dtype)
-            if load.job is not None:
-                check_cluster(self.base, load.job)
+            if isinstance(load.step, Job):
+                check_cluster(self.base, load.step)
         if self.model is not None and len(self.workloads) > 1:
             raise InputError("a model whose sizes vary is designed alone, and there are several workloads")
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
-        if len({load.service is None for load in self.workloads}) > 1:
+        if len({isinstance(load.step, Service) for load in self.workloads}) > 1:
             raise InputError("some workloads are services and others are not; expected targets for all or for none")
-        if len({load.graph.num_gpus for load in self.workloads}) > 1 and any(load.job for load in self.workloads):
+        jobs = any(isinstance(load.step, Job) for load in self.workloads)
+        if jobs and len({load.graph.num_gpus for load in self.workloads}) > 1:
             raise InputError("some workloads are jobs on many GPUs and others are not; expected one or the other")
-        if self.workloads[0].service is not None and "dollars" not in self.metric_names:
+        if isinstance(self.workloads[0].step, Service) and "dollars" not in self.metric_names:
             raise InputError("the cost model has no dollars, from which the price of an hour follows; expected dollars")
         for name in (*self.exponents, *self.budgets):
             if self.model is None and name in SERVED and name not in self.metric_names:
@@ -146,7 +147,8 @@ class Problem:
     @property
     def model(self) -> ModelUse | None:
         """The model whose sizes may vary, if there is one."""
-        return self.workloads[0].model
+        step = self.workloads[0].step
+        return step if isinstance(step, ModelUse) else None
 
     def figure(self, name: str) -> ArrayLike:
         """A figure of the base, or of the model there is."""
@@ -164,7 +166,7 @@ class Problem:
         """Metrics that need a forecast; the others need only the cost model."""
         if self.model is not None:
             return (*TIMES, *self.model.metric_names, self.workloads[0].name)
-        services = SERVED if all(load.service is not None for load in self.workloads) else ()
+        services = SERVED if all(isinstance(load.step, Service) for load in self.workloads) else ()
         if not services and not is_limited(self.base):
             services = (ENERGY,)
         return (*TIMES, *services, *(load.name for load in self.workloads))
@@ -218,9 +220,7 @@ class Given(NamedTuple):
       kernels, counts: as `workload.combined`.
       shares: weights of the workloads, summing to 1.
       tokens: of one step of each workload.
-      services: what each workload serves, instead of kernels; none where they are steps.
-      jobs: the job that each workload is, None of one whose kernels run back to back.
-      model: whose sizes may vary, instead of kernels.
+      steps: of each workload (`Workload.step`), None of one whose kernels run one after another.
     """
 
     predictor: Predictor
@@ -230,9 +230,12 @@ class Given(NamedTuple):
     counts: dict[str, Any]
     shares: Float[Array, " workload"]
     tokens: Float[Array, " workload"]
-    services: tuple[Service, ...] = ()
-    jobs: tuple[Job | None, ...] = ()
-    model: ModelUse | None = None
+    steps: tuple[Job | Service | ModelUse | None, ...]
+
+    @property
+    def model(self) -> ModelUse | None:
+        """The model whose sizes may vary, if there is one."""
+        return self.steps[0] if isinstance(self.steps[0], ModelUse) else None
 
     def machine(self, figures: Mapping[str, Array]) -> Machine:
         """The base with its free figures."""
@@ -263,17 +266,15 @@ def metrics(
     dearer = costs["dollars"] / problem.costs.costs(problem.base)["dollars"] if "dollars" in costs else jnp.ones(())
     if problem.model is not None:
         more, seconds, parts = model_metrics(problem.model.at(figures), problem.predictor, gpu, dearer, relaxation)
-    elif problem.services:
-        more, seconds, parts = served_metrics(
-            problem.services, problem.shares, problem.predictor, gpu, dearer, relaxation
-        )
+    elif services := [step for step in problem.steps if isinstance(step, Service)]:
+        more, seconds, parts = served_metrics(services, problem.shares, problem.predictor, gpu, dearer, relaxation)
     else:
         by_kernel = kernel_latency(problem.predictor, machine, problem.kernels, relaxation=relaxation)
         of_kernels = {name: problem.counts[name] @ values for name, values in by_kernel.items()}
-        places, totals, by_family, joules = iter(range(len(problem.jobs))), [], [], []
+        places, totals, by_family, joules = iter(range(len(problem.steps))), [], [], []
         # Graphs share one table of kernels; the time of a job is that of its pipeline, so it is forecast by itself.
-        for job in problem.jobs:
-            if job is not None:
+        for job in problem.steps:
+            if isinstance(job, Job):
                 total, families, of_one = job_seconds(job, problem.predictor, machine, relaxation)
                 drawn = (job.plan.layout.gpus, job.kernels, of_one, mean_counts(job))
             else:
@@ -308,10 +309,11 @@ def arguments(problem: Problem) -> Given:
         problem.predictor,
         problem.costs,
         _floats(problem.base),
-        *combined([load for load in problem.workloads if not (load.service or load.job or load.model)]),
+        *combined([load for load in problem.workloads if load.step is None]),
         jnp.asarray(weights / weights.sum(), float),
         jnp.asarray(tokens, float),
-        tuple(load.service for load in problem.workloads if load.service is not None),
-        tuple(load.job for load in problem.workloads if load.service is None),
-        jax.tree.map(lambda size: jnp.asarray(size, float), problem.model),
+        tuple(
+            jax.tree.map(lambda size: jnp.asarray(size, float), step) if isinstance(step, ModelUse) else step
+            for step in (load.step for load in problem.workloads)
+        ),
     )

@@ -46,7 +46,7 @@ from neusight_jax.prediction import (
     with_flop,
 )
 from neusight_jax.progress import follow
-from neusight_jax.records import Record, Result
+from neusight_jax.records import Record, Result, ranks_with_ties
 from neusight_jax.runs import Run
 from neusight_jax.units import GIB, duration
 
@@ -244,8 +244,8 @@ def parallelize(
       model, sequence_length to lora, facts: as `nj.job_from_config`.
       space: which values of a layout's fields are tried; prices: of an hour of one GPU (`nj.read_prices`).
       run: also what a whole run of such steps takes and costs.
-      top: layouts of every machine that are returned; notes: for the report;
-        console: where progress goes.
+      top: layouts of every machine that are returned.
+      notes: for the report; console: where progress goes.
     Raises: `InputError` for what cannot be used, and where no machine has a layout that divides.
     """
     priced = prices_of(prices)
@@ -253,18 +253,9 @@ def parallelize(
     recipe = recipe_of(**facts)
     batch, tried, shown = whole("global_batch_size", global_batch_size), space or Space(), whole("top", top)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
-    job: _Job = functools.partial(
-        job_from_config,
-        model,
-        global_batch_size=batch,
-        sequence_length=sequence_length,
-        dtype=dtype,
-        optimizer=optimizer,
-        gradient_dtype=gradient_dtype,
-        software=software,
-        lora=lora,
-        **facts,
-    )
+    of_step: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **facts}
+    of_step |= {"global_batch_size": batch, "sequence_length": sequence_length, "software": software, "lora": lora}
+    job: _Job = functools.partial(job_from_config, model, **of_step)
     search: _Search | _Replicas
     if is_split(model):
         config, sequence = job_config(model), whole("sequence_length", sequence_length)
@@ -275,14 +266,7 @@ def parallelize(
     else:
         config, sequence = read_config(model), sequence_length or 0
         search = _Replicas(job, batch, tried, shown, console)
-    machines = []
-    for name, target in clusters.items():
-        if dtype not in target.gpu.paths and any(dtype in other.gpu.paths for other in clusters.values()):
-            machines.append(Machine(name, target.count, (), 0, 0, price_per_hour=_price(priced, name), lacks=dtype))
-            continue
-        target.gpu.peak_flop_per_s(dtype)
-        using = predictor[name] if isinstance(predictor, Mapping) else predictor
-        machines.append(search.machine(name, target, using, _price(priced, name)))
+    machines = _machines(search, clusters, predictor, dtype, priced)
     if not any(machine.tried for machine in machines):
         raise InputError(
             f"no layout divides {config.name} (batch {batch}, sequence {sequence}) over {_numbers(machines)} GPUs; "
@@ -297,6 +281,25 @@ def parallelize(
     read = (*config.notes, *reading_notes(config)) if isinstance(search, _Search) else search.notes
     told = (*read, *state_notes(dtype, gradient_dtype, optimizer))
     return Layouts(workload, tuple(order), priced.currency if priced else "", (*notes, *dict.fromkeys(told)))
+
+
+def _machines(
+    search: _Search | _Replicas,
+    clusters: Mapping[str, Cluster],
+    predictor: Predictor | Mapping[str, Predictor],
+    dtype: str,
+    prices: Prices | None,
+) -> list[Machine]:
+    """The best layouts on every cluster; one that lacks the dtype says so, unless all do: that is an error."""
+    machines = []
+    for name, target in clusters.items():
+        if dtype not in target.gpu.paths and any(dtype in other.gpu.paths for other in clusters.values()):
+            machines.append(Machine(name, target.count, (), 0, 0, price_per_hour=_price(prices, name), lacks=dtype))
+            continue
+        target.gpu.peak_flop_per_s(dtype)
+        using = predictor[name] if isinstance(predictor, Mapping) else predictor
+        machines.append(search.machine(name, target, using, _price(prices, name)))
+    return machines
 
 
 def _with_run(machine: Machine, run: Run) -> Machine:
@@ -507,18 +510,18 @@ def _ranked(
 
 def _choices(steps: Sequence[Forecast], top: int, price: float | None) -> tuple[Choice, ...]:
     """Forecasts in order as choices with ranks, ties and reasons."""
-    choices: list[Choice] = []
-    for at, step in enumerate(steps[:top]):
-        leader = next((item for item in choices if item.rank == choices[-1].rank), None)
-        same = leader is not None and step.total_s <= leader.step.total_s * (1.0 + LAYOUT_SPREAD)
-        rank = choices[-1].rank if same else at + 1
+
+    def ties(step: Forecast, leader: Forecast) -> bool:
+        return step.total_s <= leader.total_s * (1.0 + LAYOUT_SPREAD)
+
+    choices = []
+    for at, (step, rank, tie) in enumerate(ranks_with_ties(steps[:top], ties)):
         cost = None
         if price is not None:
             cost = step.gpus * price / SECONDS_PER_HOUR / step.tokens_per_s * 1e6
         why = _why(step, steps[at + 1]) if at + 1 < len(steps) else "no other layout fits"
-        choices.append(Choice(rank, False, step, why, cost))
-    ranks = [item.rank for item in choices]
-    return tuple(replace(item, tie=ranks.count(item.rank) > 1) for item in choices)
+        choices.append(Choice(rank, tie, step, why, cost))
+    return tuple(choices)
 
 
 def _why(step: Forecast, following: Forecast) -> str:

@@ -21,6 +21,7 @@ from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
+from neusight_jax.records import ranks_with_ties
 from neusight_jax.serving.choices import CLOSED_FORM, Load, Serving, ServingChoice
 from neusight_jax.serving.deployment import vllm_command, vllm_flags
 from neusight_jax.serving.layouts import Ranks, Replica, named_machines, replicas
@@ -97,8 +98,7 @@ def serve(
       dtypes: `dtype`, `weight_dtype`, `kv_dtype`, as `graph_from_config`; run: also what so many output tokens cost.
       options: fields of `times.Options` that are not vLLM's defaults; draft_tokens may be "best" (`drafted`).
       tensor_parallel, expert_parallel, data_parallel: ranks of a replica to try, as of `layouts.Ranks`.
-      disaggregated: also try replicas that only prefill beside others that only decode, the best of each GPU and of
-        each two.
+      disaggregated: also try replicas that only prefill beside others that only decode, of each GPU and of each two.
       engine: numbers of the engine's own time, or "vllm", "trtllm", "sglang"; notes: what else to say.
       expert_skew: exponent of Zipf's law of how popular experts are in answers, 0 = all alike (`expert_dims`).
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
@@ -109,22 +109,19 @@ def serve(
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
     targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
-    clusters, constants = named_machines(machines), engine_of(engine)
-    clusters = {name: cluster.replace(gpu=cluster.gpu.replace(**(limits or {}))) for name, cluster in clusters.items()}
-    setups, model = _options(clusters, options or {}), _model(config, dtypes or {}, expert_skew)
+    clusters, constants = _limited(named_machines(machines), limits or {}), engine_of(engine)
+    setups, model = _options(clusters, options or {}, engine_runs), _model(config, dtypes or {}, expert_skew)
     served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
-    if engine_runs:
-        require_engine(served.options.values())
     tried = served.replicas(predictor, constants, ranks)
     served, choices = served.with_drafts(served.choices(tried, priced, disaggregated, engine_runs), tried)
     if run:
         choices, notes = [_with_run(choice, run) for choice in choices], (*notes, *run.notes())
-    request = {**targets, "percentile": load.percentile, "disaggregated": disaggregated}
-    request |= ({"limits": dict(limits)} if limits else {}) | ({"expert_skew": expert_skew} if expert_skew else {})
-    workload = served.workload(constants, {"trace": None if trace is None else os.fspath(trace), **request})
-    caveats = [*served.notes(choices, engine_runs), *_version_notes(engine)]
-    how, currency = METHOD if engine_runs else CLOSED_FORM, priced.currency if priced else ""
-    return Serving(workload, _by(priced), tuple(choices), currency, how, (*caveats, *notes))
+    request = {"trace": trace and os.fspath(trace), **targets, "percentile": load.percentile}
+    request |= {"disaggregated": disaggregated, **({"limits": dict(limits)} if limits else {})}
+    workload = served.workload(constants, request | ({"expert_skew": expert_skew} if expert_skew else {}))
+    notes = (*served.notes(choices, engine_runs), *_version_notes(engine), *notes)
+    currency = priced.currency if priced else ""
+    return Serving(workload, _by(priced), tuple(choices), currency, METHOD if engine_runs else CLOSED_FORM, notes)
 
 
 def drafted(replica: Replica, load: Load) -> Replica:
@@ -188,14 +185,22 @@ def _model(config: str | Path | Mapping[str, Any], dtypes: Mapping[str, str | No
     return replace(model, expert_skew=float(expert_skew))
 
 
-def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any]) -> dict[str, Options]:
-    """Options of the engine on each cluster."""
+def _limited(clusters: Mapping[str, Cluster], limits: Mapping[str, float]) -> dict[str, Cluster]:
+    """The clusters with GPUs under limits of power and clock."""
+    return {name: cluster.replace(gpu=cluster.gpu.replace(**limits)) for name, cluster in clusters.items()}
+
+
+def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any], engine_runs: bool) -> dict[str, Options]:
+    """Options of the engine on each cluster. `InputError` for those that an engine that is run does not have."""
     best = changes.get("draft_tokens") == BEST_DRAFT
     changes = {**changes, "draft_tokens": MOST_DRAFTED} if best else changes
-    return {
+    setups = {
         name: usual_options(float(np.asarray(cluster.gpu.mem_bytes)), name, **changes)
         for name, cluster in clusters.items()
     }
+    if engine_runs:
+        require_engine(setups.values())
+    return setups
 
 
 def _by(prices: Prices | None) -> str:
@@ -503,15 +508,8 @@ def ranked(choices: Sequence[ServingChoice], by: str) -> list[ServingChoice]:
         return value(choice), -(choice.tokens_per_s_gpu or 0.0)
 
     runs = sorted((candidate for candidate in choices if value(candidate) < math.inf), key=order)
-    out: list[ServingChoice] = []
-    leader, rank = -math.inf, 0
-    for position, choice in enumerate(runs, start=1):
-        low, high = choice.intervals[by]
-        if low > leader or not out:
-            rank, leader = position, high
-        out.append(replace(choice, rank=rank))
-    shared = [choice.rank for choice in out]
-    out = [replace(choice, tie=shared.count(choice.rank) > 1) for choice in out]
+    ranks = ranks_with_ties(runs, lambda choice, leader: choice.intervals[by][0] <= leader.intervals[by][1])
+    out = [replace(choice, rank=rank, tie=tie) for choice, rank, tie in ranks]
     return out + [
         replace(candidate, notes=("has no price: not ranked", *candidate.notes)) if candidate.replicas else candidate
         for candidate in choices

@@ -296,7 +296,7 @@ def _computed(
         low, high = (min(chunk.first + place, last - 1) for place in (spread.start, spread.stop - 1))
         figures = space.slice(low, high + 1)
         load = chunk.task.load
-        work = load.graph.kernels if load.graph.nodes else load.job
+        work = load.graph.kernels if load.graph.nodes else load.step
         base = on_host(chunk.task.machine)
         columns = _forecasts(predictor, base, spread.put(figures), work, relaxation_switch(relaxation), extras)
         if pending is not None:
