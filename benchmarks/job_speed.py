@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import neusight_jax as nj
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.job.parallelism import layouts_of
+from neusight_jax.job.pieces import Ask, Pieces
 from neusight_jax.job.schedule import pipeline_seconds, schedule_table
 from neusight_jax.job.stages import job_config
 from neusight_jax.layouts.assembly import assemble, best_of, timed
-from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.software import LEARNED, USUAL_OVERLAPS
 
 MODEL, GPUS, BATCH, LENGTH = "llama-3.1-70b", 64, 256, 4096

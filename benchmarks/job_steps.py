@@ -26,10 +26,11 @@ from benchmarks.job_claims import claims
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.catalog import canonical_name
 from neusight_jax.hardware.cluster import Cluster, Topology
-from neusight_jax.job.job import KINDS, Job, job_from_config
+from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.schedule import critical_counts
 from neusight_jax.job.step import facts, once, schedule_of, seconds_of_job, stage_durations
+from neusight_jax.job.work import KINDS
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.model.software import FITTED, WIDTHS, Software

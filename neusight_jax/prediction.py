@@ -25,7 +25,7 @@ from neusight_jax.graph.memory import crowded_notes, footprint, longest_context,
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster, gpu_of, on_device, topology_of
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.job.flop import StepFlop, peak_flop_per_s, step_flop
-from neusight_jax.job.job import WORK, Job, Plan, job_from_graph
+from neusight_jax.job.job import Job, Plan, job_from_graph
 from neusight_jax.job.step import (
     Seconds,
     check_cluster,
@@ -38,6 +38,7 @@ from neusight_jax.job.step import (
     silent,
     step_counts,
 )
+from neusight_jax.job.work import WORK
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.model.intervals import in_labels, kernel_interval

@@ -17,11 +17,12 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.build import graph_from_config
 from neusight_jax.hardware.cluster import Cluster, Topology
 from neusight_jax.job.flop import step_flop
-from neusight_jax.job.job import KINDS, WORK, Job, job_from_config
+from neusight_jax.job.job import Job, job_from_config
 from neusight_jax.job.messages import SLOTS
 from neusight_jax.job.parallelism import Parallelism
 from neusight_jax.job.recipe import Recipe, recipe_of
 from neusight_jax.job.step import facts, seconds_of_job, stage_durations
+from neusight_jax.job.work import KINDS, WORK
 from neusight_jax.kernels import attention
 from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.software import FITTED, Software

@@ -152,7 +152,7 @@ def test_slopes_by_every_leaf_of_a_job_and_a_service(record_property: Callable[.
     targets: dict[str, Any] = {"ttft_s": 0.1, "tpot_s": 0.004, "dtypes": {"dtype": "bf16"}}
     replica: Any = service(
         TINY, gpu, 500, 130, options={"max_batch": 64, "chunk_tokens": 1024, "prefix_share": 0.1}, **targets
-    ).service
+    ).step
     replica = replace(replica, steps=replace(replica.steps, kernels=off_steps(replica.steps.kernels)))
     predictor = RooflinePredictor()
     with _double():

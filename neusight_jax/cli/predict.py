@@ -204,7 +204,10 @@ def _write(
 
 
 def plain_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, graph: Graph | Job) -> list[str]:
-    """`forecast_notes` of a command that treats every GPU as unmeasured, and whether `predict` would not."""
+    """`forecast_notes` of a command that treats every GPU as unmeasured, and whether `predict` would not.
+
+    Args: as of `forecast_notes`.
+    """
     notes = forecast_notes(card, checkpoint, gpu_name, graph)
     if measured_networks(card, gpu_name, graph)[0]:
         notes.append("forecast from its figures alone, as all GPUs are here; `predict` uses what was measured of it")
@@ -221,6 +224,11 @@ def forecast_notes(card: Mapping[str, Any], checkpoint: str, gpu_name: str, grap
     """Notes to read before trusting a forecast: figures that are estimates, and what training did not see.
 
     A GPU on which only other families were measured was not in training, for this model.
+
+    Args:
+      card: of the checkpoint; checkpoint: its name or folder.
+      gpu_name: in the catalog, or of a file.
+      graph: what is forecast.
     """
     from neusight_jax.hardware.catalog import canonical_name, gpu_info
     from neusight_jax.model.checkpoint import card_notes

@@ -252,7 +252,14 @@ class Search:
     def cheap_fit(
         self, problem: Given, logs: Array, limits: dict[str, Array], names: tuple[str, ...] | None = None
     ) -> Array:
-        """Whether a point keeps the budgets that need no forecast, or those `names` alone."""
+        """Whether a point keeps the budgets that need no forecast.
+
+        Args:
+          problem: the design problem, traced.
+          logs: of the free fields, [field].
+          limits: of metrics, by name, each in the metric's unit.
+          names: budgets that count, None = all that need no forecast.
+        """
         costs = problem.cheap(self.problem.figures(logs))
         names = self.problem.cheap if names is None else names
         kept = [jnp.log(costs[name]) <= jnp.log(limits[name]) + SLACK for name in names]

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import BACKWARD_ATTENTION
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.job.job import KINDS, WORK, Job, graph_launches
+from neusight_jax.job.job import Job, graph_launches
+from neusight_jax.job.work import KINDS, WORK
 from neusight_jax.kernels import attention, gemm, grouped_gemm
 
 PRODUCTS: dict[str, Any] = {

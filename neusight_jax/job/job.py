@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,30 +18,24 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Layer
 from neusight_jax.graph.configs.build import graph_from_config, reading_notes
 from neusight_jax.graph.configs.config import read_config, whole
+from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint, Graph
-from neusight_jax.graph.memory import footprint, is_rebuilt, parameter_count
+from neusight_jax.graph.memory import footprint, parameter_count
 from neusight_jax.graph.optimizers import (
-    flat_stream,
     optimizer_of,
-    orthogonalizing_kernels,
     state_notes,
-    step_kernels,
 )
-from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE, Held, fullest
-from neusight_jax.job.messages import Message, Sizes, hidden_bytes, parameter_messages, stage_messages
-from neusight_jax.job.parallelism import Parallelism, recomputed
+from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE
+from neusight_jax.job.messages import Message, Sizes, parameter_messages
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.pieces import Ask, Pieces
 from neusight_jax.job.recipe import Facts, Recipe, recipe_of
-from neusight_jax.job.stages import Stage, is_split, job_config, stage_kinds, stages
+from neusight_jax.job.stages import check_lora, is_split, job_config
 from neusight_jax.job.weights import Weights
-from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import PHASES, Kernel, KernelTable, Pool, by_family
+from neusight_jax.job.work import KINDS, WORK, activation_dtype
+from neusight_jax.kernels.table import PHASES, KernelTable, by_family, table_from_kernels
 from neusight_jax.model.software import Software, usual_software
 from neusight_jax.records import Record
-
-WORK: tuple[str, ...] = ("forward", "backward", "weight_gradient", "recomputed", "optimizer")
-"""Work of a stage: phases of a micro-batch, what of the forward pass is run again, and once a step the optimizer."""
-KINDS = 4
-"""Kinds of stages (`stages.stage_kinds`)."""
 
 
 @dataclass(frozen=True)
@@ -190,39 +184,48 @@ def job_from_config(
         graph = graph_from_config(*load, optimizer=optimizer, gradient_dtype=gradient_dtype, lora=lora)
         return job_from_graph(graph, layout, global_batch_size=global_batch_size, software=software, **facts)
     parsed, sequence = job_config(read), whole("sequence_length", sequence_length)
-    batches = layout.micro_batches(whole("global_batch_size", global_batch_size))
-    model, kinds = stages(parsed, layout, sequence, dtype, recipe, lora=lora)
-    size, own = dtype_bytes(gradient_dtype), activation_dtype(dtype)
-    gathered = recipe.gathered_bytes
-    sizes = {kind: sizes_of(layout, stage, sequence, own, size, gathered) for kind, stage in kinds.items()}
-    added = added_bytes(batches, size, recipe.fused_accumulation)
-    order = stage_kinds(layout, model.depth)
-    kernels, counts, nodes = _table(kinds, layout, optimizer, added, dtype)
-    between = hidden_bytes(model, layout, rank_tokens(layout, sequence), own)
-    held = Held(optimizer, dtype_bytes(dtype), size, between, added > 0.0, recipe.bucket_elements, gathered)
-    plan = Plan(
-        model=parsed.name,
+    batch = whole("global_batch_size", global_batch_size)
+    model = read_decoder(parsed, sequence)
+    layout.check(layout.gpus, model.depth, sequence)
+    check_lora(parsed, model, lora)
+    pieces = Pieces(Ask(parsed, model, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora))
+    return job_of(pieces, layout, software or usual_software(optimizer))
+
+
+def job_of(pieces: Pieces, layout: Parallelism, software: Software) -> Job:
+    """The job of one layout, made of pieces that others may share."""
+    launches = pieces.counts(layout)
+    # Of a search's pieces those of other layouts are left out.
+    used = np.flatnonzero(launches.any(axis=(0, 1)))
+    table = table_from_kernels([pieces.pool.kernels[at] for at in used], dtype=pieces.ask.dtype, launched="eager")
+    plan = plan_of(pieces, layout, tuple(pieces.pool.nodes[at] for at in used))
+    counts: Any = by_family(table, launches[..., used])
+    return Job(table, counts, software, plan)
+
+
+def plan_of(pieces: Pieces, layout: Parallelism, nodes: tuple[str, ...] = ()) -> Plan:
+    """The plan of one layout; nodes: that launch its kernels."""
+    ask, form = pieces.ask, pieces.form(layout)
+    states = state_notes(ask.dtype, ask.gradient_dtype, ask.optimizer)
+    return Plan(
+        model=ask.config.name,
         layout=layout,
-        dtype=dtype,
-        mode=mode,
-        optimizer=optimizer,
-        gradient_dtype=gradient_dtype,
-        lora=lora,
-        global_batch_size=int(global_batch_size),
-        sequence_length=sequence,
-        micro_batches=batches,
-        layers=tuple(len(kinds[kind].layers) if kind in kinds else 1 for kind in range(KINDS)),
-        kinds=order,
-        messages=tuple((kind, each) for kind, of in sizes.items() for each in stage_messages(model, layout, of)),
-        message_bytes=between,
-        memory=fullest({kind: stage.part for kind, stage in kinds.items()}, order, layout, batches, held),
-        recipe=recipe,
-        notes=tuple(
-            dict.fromkeys((*parsed.notes, *reading_notes(parsed), *state_notes(dtype, gradient_dtype, optimizer)))
-        ),
+        dtype=ask.dtype,
+        optimizer=ask.optimizer,
+        gradient_dtype=ask.gradient_dtype,
+        lora=ask.lora,
+        global_batch_size=ask.global_batch_size,
+        sequence_length=ask.sequence_length,
+        micro_batches=layout.micro_batches(ask.global_batch_size),
+        layers=tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)),
+        kinds=pieces.kinds(layout),
+        messages=pieces.messages(layout),
+        message_bytes=pieces.between_bytes(layout),
+        memory=pieces.memory(layout),
+        recipe=ask.recipe,
+        notes=tuple(dict.fromkeys((*ask.config.notes, *reading_notes(ask.config), *states))),
         nodes=nodes,
     )
-    return Job(kernels, counts, software or usual_software(optimizer), plan)
 
 
 def check_options(optimizer: str | None, mode: str = "training") -> None:
@@ -236,146 +239,6 @@ def check_options(optimizer: str | None, mode: str = "training") -> None:
         raise InputError(f"mode is {mode!r}; jobs are training steps, expected 'training'")
     if optimizer is not None:
         optimizer_of(optimizer)
-
-
-def activation_dtype(dtype: str) -> str:
-    """Dtype of activations beside products in `dtype`."""
-    return "bf16" if dtype_bytes(dtype) < 2.0 else dtype
-
-
-def rank_tokens(layout: Parallelism, sequence_length: int) -> float:
-    """Tokens of a micro-batch on one rank."""
-    return float(layout.micro_batch_size * sequence_length // layout.context)
-
-
-def added_bytes(micro_batches: int, gradient_bytes: float, fused_accumulation: bool) -> float:
-    """Bytes of a gradient that a kernel of its own adds to a sum, 0 = there is none."""
-    return 0.0 if micro_batches == 1 or fused_accumulation else gradient_bytes
-
-
-def sizes_of(
-    layout: Parallelism,
-    stage: Stage,
-    sequence_length: int,
-    dtype: str,
-    gradient_bytes: float,
-    gathered_bytes: float | None = None,
-) -> Sizes:
-    """Sizes that messages of a stage go by.
-
-    Args:
-      layout: how the job is split.
-      stage: whose messages they are.
-      sequence_length: tokens of a sequence.
-      dtype: of activations.
-      gradient_bytes: of an element of the accumulated gradients.
-      gathered_bytes: of an element as shards are gathered, None = as it is stored.
-    """
-    return Sizes(
-        stage.layers,
-        rank_tokens(layout, sequence_length),
-        stage.embeds,
-        stage.predicts,
-        stage.weights,
-        stage.trained,
-        dtype,
-        gradient_bytes,
-        stage.narrowed_bytes,
-        recomputed(layout.recompute, len(stage.layers)).get("full", 0.0),
-        gathered_bytes,
-    )
-
-
-def recomputed_kernels(graph: Graph, shares: Mapping[str, float]) -> Iterable[tuple[float, Kernel, str]]:
-    """Kernels of the forward pass that the backward pass runs again, with their repeats and nodes.
-
-    Args:
-      graph: of a stage.
-      shares: of its layers that run each of `AGAIN` again.
-    """
-    for work, share in shares.items():
-        for node in graph.nodes:
-            if not (node.section if work == "full" else is_rebuilt(node, work)):
-                continue
-            for kernel in node.forward:
-                if work == "full" or node.op != "experts" or kernel.op == "pointwise":  # not the products of experts
-                    yield node.repeat * share, kernel, node.name
-
-
-def pass_kernels(graph: Graph) -> Iterable[tuple[int, float, Kernel, str]]:
-    """Kernels of one micro-batch with their work, repeats and nodes."""
-    for node in graph.nodes:
-        for work, kernels in enumerate((node.forward, node.backward, node.weight_gradient)):
-            yield from ((work, node.repeat, kernel, node.name) for kernel in kernels)
-
-
-def parameter_kernels(
-    trained: Weights,
-    layout: Parallelism,
-    optimizer: str | None,
-    added_bytes: float,
-    tensor_cores: bool,
-    graphs: Sequence[tuple[Graph, float]] = (),
-) -> Iterable[tuple[int, Kernel]]:
-    """Kernels that run over the parameters of a stage that are trained, with their work.
-
-    Args:
-      trained: on the rank.
-      layout: how the job is split.
-      optimizer: of `optimizers.OPTIMIZERS`, None = no step.
-      added_bytes: of a gradient that is added to a sum, 0 = none.
-      tensor_cores: as in `optimizers.flat_stream`.
-      graphs: whose matrices are trained, and how often each is in the stage.
-    """
-    if added_bytes:  # read the gradient and the sum, write the sum; of FSDP after shards were summed
-        shards = layout.shard_ranks if layout.zero == 3 else 1
-        moved = 2.0 + 2.0 * added_bytes
-        yield WORK.index("weight_gradient"), flat_stream(trained.total / shards, moved, tensor_cores)
-    if optimizer is not None:
-        owned = trained.held(layout, sharded=layout.zero > 0)
-        for kernel in step_kernels(optimizer, owned, tensor_cores):
-            yield WORK.index("optimizer"), kernel
-        if optimizer_of(optimizer).orthogonalizes:  # each of the ranks that share states has whole matrices of its own
-            of = {"linear": Weights(1.0, 0.0), "experts": Weights(0.0, 1.0)}
-            shares = {op: one.held(layout, sharded=layout.zero > 0) for op, one in of.items()}
-            for graph, times in graphs:
-                for op, kernel in orthogonalizing_kernels(graph):
-                    yield WORK.index("optimizer"), dataclasses.replace(kernel, count=kernel.count * times * shares[op])
-
-
-def tensor_cored(graph: Graph) -> bool:
-    """Whether kernels of a graph run between those of tensor cores."""
-    return any(FAMILIES[name].tensor_core for name in graph.kernels.families)
-
-
-def _works(
-    stage: Stage, layout: Parallelism, optimizer: str | None, added_bytes: float
-) -> Iterable[tuple[int, float, Kernel, str]]:
-    """Kernels of one stage with their work, repeats and nodes."""
-    yield from pass_kernels(stage.graph)
-    for repeat, kernel, node in recomputed_kernels(stage.graph, recomputed(layout.recompute, len(stage.layers))):
-        yield WORK.index("recomputed"), repeat, kernel, node
-    matrices = [(stage.graph, 1.0)] if stage.trained == stage.weights else []
-    own = (stage.trained, layout, optimizer, added_bytes, tensor_cored(stage.graph), matrices)
-    for work, kernel in parameter_kernels(*own):
-        yield work, 1.0, kernel, "optimizer" if work == WORK.index("optimizer") else "gradient sums"
-
-
-def _table(
-    kinds: Mapping[int, Stage], layout: Parallelism, optimizer: str | None, added_bytes: float, dtype: str
-) -> tuple[KernelTable, dict[str, Any], tuple[str, ...]]:
-    """Distinct kernels, how often each kind of stage launches them for each work, and the first node of each."""
-    pool = Pool("eager")
-    entries = [
-        (kind, work, pool.place(kernel, node), kernel.count * repeat)
-        for kind, stage in kinds.items()
-        for work, repeat, kernel, node in _works(stage, layout, optimizer, added_bytes)
-    ]
-    dense = np.zeros((KINDS, len(WORK), len(pool.kernels)))
-    for kind, work, place, count in entries:
-        dense[kind, work, place] += count
-    table = pool.table(dtype)
-    return table, by_family(table, dense), tuple(pool.nodes)
 
 
 def job_from_graph(

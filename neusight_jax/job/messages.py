@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Attention, Decoder, Experts, Latent, Layer
-from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.parallelism import Group, Parallelism
 from neusight_jax.job.weights import Weights
+from neusight_jax.kernels.collective import OPS, expert_bytes
 
 SLOTS: tuple[str, ...] = (
     *("tensor_forward", "tensor_backward", "context_forward", "context_backward"),
@@ -59,11 +63,6 @@ class Sizes:
     narrowed_bytes: float = 0.0
     recomputed: float = 0.0
     gathered_bytes: float | None = None
-
-
-def stage_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
-    """All messages of one stage."""
-    return (*layer_messages(model, layout, own), *parameter_messages(layout, own, model))
 
 
 def layer_messages(model: Decoder, layout: Parallelism, own: Sizes) -> tuple[Message, ...]:
@@ -131,7 +130,7 @@ def _context(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
         size = own.tokens * width * dtype_bytes(own.dtype)
         found.append(Message("send_recv", size, "context", "context_forward", layout.context - 1.0))
         found.append(Message("send_recv", 2.0 * size, "context", "context_backward", layout.context - 1.0))
-    return _summed(found)
+    return found
 
 
 def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
@@ -146,7 +145,7 @@ def _expert(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
             size = tokens * (block.latent or model.hidden) * dtype_bytes(own.dtype)
             for slot, passes in (("expert_forward", 1.0), ("expert_backward", 1.0 + own.recomputed)):
                 found.append(Message("all_to_all", size, "expert", slot, 2.0 * passes, block.top_k))
-    return _summed(found)
+    return found
 
 
 def _sharded(layout: Parallelism, own: Sizes) -> list[Message]:
@@ -192,10 +191,15 @@ def _routed(layer: Layer) -> bool:
     return isinstance(layer.feed_forward, Experts)
 
 
-def _summed(messages: list[Message]) -> list[Message]:
-    """Equal messages as one."""
-    counts: dict[Message, float] = {}
-    for each in messages:
-        key = replace(each, count=1.0)
-        counts[key] = counts.get(key, 0.0) + each.count
-    return [replace(key, count=count) for key, count in counts.items()]
+def sizes(messages: Sequence[Message], groups: Mapping[str, Group]) -> np.ndarray:
+    """Bytes, ranks, domains, operator and crossing share of every message, [message, 5]."""
+    rows = [message_size(each, groups[each.group]) for each in messages]
+    return np.array(rows, np.float64).reshape(-1, 5)
+
+
+def message_size(message: Message, group: Group) -> tuple[float, ...]:
+    """A row of `sizes`."""
+    payload, share = message.payload_bytes, 1.0
+    if message.top_k:
+        payload, share = expert_bytes(payload, 1.0, message.top_k, group.ranks, group.domains, element_bytes=1.0)
+    return payload, group.ranks, group.domains, OPS.index(message.op), share

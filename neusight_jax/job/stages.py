@@ -13,7 +13,7 @@ from neusight_jax.graph.configs.adapters import Lora
 from neusight_jax.graph.configs.blocks import Decoder, Layer
 from neusight_jax.graph.configs.build import eager_graph, model_type, unquantized
 from neusight_jax.graph.configs.config import Config, language_config, read_config
-from neusight_jax.graph.configs.decoder import MODEL_TYPES, read_decoder, record
+from neusight_jax.graph.configs.decoder import MODEL_TYPES, record
 from neusight_jax.graph.configs.eager_models import Respelled, record_gpt2
 from neusight_jax.graph.configs.parallel import part_of
 from neusight_jax.graph.configs.requests import Requests, requests
@@ -110,33 +110,6 @@ def stage_kinds(layout: Parallelism, depth: int) -> tuple[int, ...]:
     inner = counts[1:-1]
     ends = (FIRST, LAST) if len(counts) > 1 else (FIRST,)
     return (ends[0], *(INNER if count == max(inner) else SHORT for count in inner), *ends[1:])
-
-
-def stages(
-    config: Config,
-    layout: Parallelism,
-    sequence_length: int,
-    dtype: str,
-    recipe: Recipe,
-    *,
-    lora: Lora | None = None,
-) -> tuple[Decoder, dict[int, Stage]]:
-    """The model, and the kinds of stages there are (`stage_kinds`).
-
-    Args:
-      recipe: which kernels compute attention and experts.
-      lora: adapters that alone are trained, None = all weights are.
-    """
-    model = read_decoder(config, sequence_length)
-    layout.check(layout.gpus, model.depth, sequence_length)
-    check_lora(config, model, lora)
-    order = {at: layer for layer, numbers in model.layers.items() for at in numbers}
-    found = {}
-    for kind, (first, last) in stage_ranges(layout, model.depth).items():
-        shard = shard_of(layout, first, last, embeds=kind == 0, predicts=last == model.depth, recipe=recipe)
-        layers, documents = tuple(order[at] for at in range(first, last)), recipe.documents(sequence_length)
-        found[kind] = stage_of(config, model, layout, shard, sequence_length, documents, dtype, layers, lora)
-    return model, found
 
 
 def stage_ranges(layout: Parallelism, depth: int) -> dict[int, tuple[int, int]]:

@@ -18,13 +18,14 @@ from neusight_jax.arithmetic import dtype_index
 from neusight_jax.errors import InputError
 from neusight_jax.hardware.cluster import Cluster, Machine, as_cluster
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.job.job import KINDS, WORK, Job, Plan
-from neusight_jax.job.messages import SLOTS, Message
+from neusight_jax.job.job import Job, Plan
+from neusight_jax.job.messages import SLOTS, Message, sizes
 from neusight_jax.job.parallelism import Group, Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.stages import INNER
-from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
+from neusight_jax.job.work import KINDS, WORK
+from neusight_jax.kernels.collective import COLLECTIVE, OPS
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.model.latency import (
     kernel_latency,
@@ -137,20 +138,6 @@ def message_seconds(
       run: forecasts kernels by family, as `latency.kernel_latency` does.
     """
     return row_seconds(predictor, cluster, sizes(messages, groups), run)
-
-
-def sizes(messages: Sequence[Message], groups: Mapping[str, Group]) -> np.ndarray:
-    """Bytes, ranks, domains, operator and crossing share of every message, [message, 5]."""
-    rows = [message_size(each, groups[each.group]) for each in messages]
-    return np.array(rows, np.float64).reshape(-1, 5)
-
-
-def message_size(message: Message, group: Group) -> tuple[float, ...]:
-    """A row of `sizes`."""
-    payload, share = message.payload_bytes, 1.0
-    if message.top_k:
-        payload, share = expert_bytes(payload, 1.0, message.top_k, group.ranks, group.domains, element_bytes=1.0)
-    return payload, group.ranks, group.domains, OPS.index(message.op), share
 
 
 def row_seconds(

@@ -24,13 +24,13 @@ from neusight_jax.hardware.files import gpu_in
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.prices import SECONDS_PER_HOUR, PriceList, Prices, prices_of
 from neusight_jax.job.flop import step_flop
-from neusight_jax.job.job import Job, check_options, job_from_config
+from neusight_jax.job.job import Job, check_options, job_from_config, job_of, plan_of
 from neusight_jax.job.parallelism import Parallelism, Space, layouts_of
+from neusight_jax.job.pieces import Ask, Pieces
 from neusight_jax.job.recipe import Facts, recipe_of
 from neusight_jax.job.stages import check_lora, is_split, job_config
 from neusight_jax.job.step import silent
 from neusight_jax.layouts.assembly import Assembly, assemble, best_of, pipelines, timed, timed_under_limits
-from neusight_jax.layouts.pieces import Ask, Pieces
 from neusight_jax.model.power import JOULES, PowerLaw, is_limited, power_law
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import LAYOUT_SPREAD, Software, usual_software
@@ -253,18 +253,18 @@ def parallelize(
     recipe = recipe_of(**facts)
     batch, tried, shown = whole("global_batch_size", global_batch_size), space or Space(), whole("top", top)
     clusters = cluster if isinstance(cluster, Mapping) else {f"{cluster.count} GPUs": cluster}
-    of_step: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **facts}
-    of_step |= {"global_batch_size": batch, "sequence_length": sequence_length, "software": software, "lora": lora}
-    job: _Job = functools.partial(job_from_config, model, **of_step)
     search: _Search | _Replicas
     if is_split(model):
         config, sequence = job_config(model), whole("sequence_length", sequence_length)
         split = read_decoder(config, sequence)
         check_lora(config, split, lora)
         ask = Ask(config, split, batch, sequence, dtype, optimizer, gradient_dtype, recipe, lora)
-        search = _Search(ask, tried, shown, software or usual_software(optimizer), console, job)
+        search = _Search(ask, tried, shown, software or usual_software(optimizer), console)
     else:
         config, sequence = read_config(model), sequence_length or 0
+        of_step: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "gradient_dtype": gradient_dtype, **facts}
+        of_step |= {"global_batch_size": batch, "sequence_length": sequence_length, "software": software, "lora": lora}
+        job = functools.partial(job_from_config, model, **of_step)
         search = _Replicas(job, batch, tried, shown, console)
     machines = _machines(search, clusters, predictor, dtype, priced)
     if not any(machine.tried for machine in machines):
@@ -351,11 +351,10 @@ class _Search:
         top: int,
         software: Software,
         console: Console | None,
-        job: _Job,
     ) -> None:
         self.space, self.top, self.software, self.console = space, top, software, console
-        self.job = job
         self.pieces = Pieces(ask)
+        self.job = functools.partial(job_of, self.pieces, software=software)
         self._layouts: dict[int, tuple[list[Parallelism], list[Footprint]]] = {}
         self._jobs: dict[str, Job] = {}
 
@@ -404,8 +403,10 @@ class _Search:
             bubble, exposed = quiet[place] - busy[place], total[place] - quiet[place] - rest[place]
             shares = Shares(busy[place] + rest[place], bubble, exposed)
             interval = None if ends is None else step_interval(total[place], tuple(ends[:, place]), experts[at])
-            plan = assembly.plan(at, assembly.ask.config.name)
-            step = step_forecast(shares, self.software, plan, cluster, name=name, notes=plan.notes, interval_s=interval)
+            plan = plan_of(self.pieces, assembly.layouts[at])
+            step = step_forecast(
+                shares, self.software, plan, cluster, name=name, notes=self.pieces.ask.config.notes, interval_s=interval
+            )
             step = _with_energy(law, step, cluster.gpu, joules[np.argmax(of_rank[at]), at])
             job = self._alone(assembly.layouts[at])
             forecasts.append(with_flop(step, step_flop(job), cluster.gpu, job))
@@ -463,7 +464,10 @@ class _Replicas:
         ]
 
     def machine(self, name: str, cluster: Cluster, predictor: Predictor, price: float | None) -> Machine:
-        """The best layouts on one machine; see `_Search.machine`."""
+        """The best layouts on one machine.
+
+        Args: as of `_Search.machine`.
+        """
         jobs = [self.job(layout) for layout in follow(self.layouts(cluster.count), f"layouts of {name}", self.console)]
         self.notes = tuple(dict.fromkeys(note for job in jobs for note in job.plan.notes))
 

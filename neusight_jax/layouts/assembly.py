@@ -14,13 +14,13 @@ from jaxtyping import Float
 from neusight_jax.graph.graph import Footprint
 from neusight_jax.hardware.cluster import Cluster, Machine
 from neusight_jax.hardware.gpu import GPU
-from neusight_jax.job.job import KINDS, WORK, Plan
 from neusight_jax.job.messages import SLOTS
-from neusight_jax.job.parallelism import AGAIN, Parallelism, recomputed
+from neusight_jax.job.parallelism import Parallelism
+from neusight_jax.job.pieces import PIECE_WORK, Ask, Entries, Messages, Pieces
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, pipeline_end, schedule_table
 from neusight_jax.job.step import Facts, Seconds, durations_of, facts_of, kernel_joules, once, row_seconds
+from neusight_jax.job.work import KINDS, WORK
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.layouts.pieces import PIECE_WORK, Ask, Entries, Form, Messages, Pieces
 from neusight_jax.model.power import CLOCKS, JOULES, PowerLaw, at_clock, drawn_in, power_law, settle, slower_by
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.software import Software
@@ -159,28 +159,6 @@ class Assembly:
         total: np.ndarray = passes + updates
         return total
 
-    def plan(self, at: int, name: str) -> Plan:
-        """The plan of one layout, its messages left out."""
-        ask, layout = self.ask, self.layouts[at]
-        return Plan(
-            model=name,
-            layout=layout,
-            dtype=ask.dtype,
-            global_batch_size=ask.global_batch_size,
-            sequence_length=ask.sequence_length,
-            micro_batches=layout.micro_batches(ask.global_batch_size),
-            layers=self.layers[at],
-            kinds=self.kinds[at],
-            messages=(),
-            message_bytes=0.0,
-            memory=self.memory[at],
-            optimizer=ask.optimizer,
-            gradient_dtype=ask.gradient_dtype,
-            lora=ask.lora,
-            recipe=ask.recipe,
-            notes=tuple(dict.fromkeys(ask.config.notes)),
-        )
-
 
 def assemble(
     pieces: Pieces, gpus_per_domain: int, layouts: Sequence[Parallelism], memory: Sequence[Footprint]
@@ -199,7 +177,7 @@ def assemble(
     for at, layout in enumerate(layouts):
         form = pieces.form(layout)
         start = at * KINDS * len(WORK)
-        entries["passes"].add(_passes(form, layout.recompute), start)
+        entries["passes"].add(pieces.passes(layout), start)
         entries["updates"].add(pieces.updates(layout), start)
         sent, last = messages.of(layout)
         for block in sent:
@@ -224,18 +202,6 @@ def assemble(
         sums=sums,
         between=np.array(between, np.int64),
     )
-
-
-def _passes(form: Form, recompute: str) -> np.ndarray:
-    """Entries (kind and work, piece and work, how often) of passes."""
-    again = WORK.index("recomputed")
-    entries: list[tuple[int, int, float]] = []
-    for kind, piece, times in form.pieces:
-        row, column = kind * len(WORK), piece * PIECE_WORK
-        entries += [(row + work, column + work, times) for work in range(3)]
-        for name, share in recomputed(recompute, len(form.layers[kind])).items():
-            entries.append((row + again, column + 3 + AGAIN.index(name), times * share))
-    return np.array(entries, np.float64)
 
 
 def least_seconds(assembly: Assembly, durations: np.ndarray, between: np.ndarray) -> np.ndarray:

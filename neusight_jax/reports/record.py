@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from neusight_jax.arithmetic import DTYPES
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.prices import Prices
-from neusight_jax.job.job import WORK, Job
+from neusight_jax.job.job import Job
+from neusight_jax.job.work import WORK
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import PHASES, KernelTable
 from neusight_jax.records import Record, cell, is_known, number, short

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neusight_jax.hardware.cluster import Machine, as_cluster
-from neusight_jax.job.job import KINDS, WORK, Job, Plan
-from neusight_jax.job.messages import Message
+from neusight_jax.job.job import Job, Plan
+from neusight_jax.job.messages import Message, message_size
 from neusight_jax.job.parallelism import Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, WEIGHT
 from neusight_jax.job.step import (
@@ -19,7 +19,6 @@ from neusight_jax.job.step import (
     compose,
     facts,
     message_seconds,
-    message_size,
     once,
     schedule_of,
     seconds_of_job,
@@ -27,6 +26,7 @@ from neusight_jax.job.step import (
     silent,
     stage_durations,
 )
+from neusight_jax.job.work import KINDS, WORK
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.model.power import at_clock, is_limited
 from neusight_jax.model.predictor import Predictor

@@ -34,6 +34,7 @@ from neusight_jax.serving.times import (
     ENGINES,
     LEARNED,
     MEASURED,
+    MOST_DRAFTED,
     Engine,
     Options,
     Times,
@@ -46,8 +47,6 @@ from neusight_jax.serving.under_load import METHOD, Tried, under_load
 from neusight_jax.units import counted
 
 BEST_DRAFT = "best"
-MOST_DRAFTED = 5
-"""Tokens that are guessed ahead at most where the best number is looked for: what the engine takes too."""
 HOT_EXPERTS = "experts are as popular in answers as i^-{:g}, dealt to ranks in turn; prompts by the engine's number"
 EXPERTS = "tokens spread over experts at random; hot experts cost more: prompts by the engine's number, answers unknown"
 
@@ -147,7 +146,7 @@ def _with_draft(choice: ServingChoice, tried: Tried, context: float) -> ServingC
     if replica is None or replica.times is None:
         return choice
     batches = [1 << place for place in range(int(max(replica.most, 1.0)).bit_length())]
-    best = best_drafts(replica.times[0], replica.options, batches, [context], MOST_DRAFTED)[:, 0]
+    best = best_drafts(replica.times[0], replica.options, batches, [context])[:, 0]
     # Runs of batches with one best number, by the last of each.
     last = {int(count): batch for batch, count in zip(batches, best, strict=True)}
     ranges = ", ".join(f"{count} up to {batch}" for count, batch in last.items())

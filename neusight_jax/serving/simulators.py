@@ -23,7 +23,7 @@ import numpy as np
 from neusight_jax.errors import InputError
 from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.steady import Lengths
-from neusight_jax.serving.times import Options, Times
+from neusight_jax.serving.times import MOST_DRAFTED, Options, Times
 from neusight_jax.tables import parse_content, read_text
 from neusight_jax.units import MS
 
@@ -33,8 +33,6 @@ BLOCK_TOKENS = 64
 """Tokens of a block of the KV cache."""
 REQUESTS = 1000
 """Requests of a synthetic load, or ten for every user."""
-MOST_GUESSES = 5
-"""Guessed tokens that the mock engine takes (`aic_nextn`)."""
 TRACE_FIELDS: tuple[str, ...] = ("timestamp", "input_length", "output_length", "hash_ids")
 """Fields of a line of a Mooncake trace: milliseconds, tokens, and ids of blocks of the prompt (Qin et al., Mooncake,
 2024, github.com/kvcache-ai/Mooncake)."""
@@ -63,9 +61,9 @@ def require_engine(options: Iterable[Options]) -> None:
         told = "is not installed" if version is None else f"is {version}"
         raise InputError(f"{PACKAGE} {told}, expected {VERSION}: pip install '.[serving]', or --method estimate")
     for setup in options:
-        if setup.draft_tokens > MOST_GUESSES:
+        if setup.draft_tokens > MOST_DRAFTED:
             raise InputError(
-                f"the engine guesses at most {MOST_GUESSES} tokens, not {setup.draft_tokens}; give --method estimate"
+                f"the engine guesses at most {MOST_DRAFTED} tokens, not {setup.draft_tokens}; give --method estimate"
             )
         if setup.poll_steps > 1:
             raise InputError(

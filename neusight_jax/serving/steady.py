@@ -96,7 +96,14 @@ class Demand:
     def prompt(
         self, step: Callable[..., Array], beside: ArrayLike, guesses: Any = 0.0, prompts: ArrayLike = 1.0
     ) -> Array:
-        """Likewise of the steps of so many prompts that share them, with so many requests that decode beside them."""
+        """Seconds or joules of the steps that read a prompt, chunk by chunk.
+
+        Args:
+          step: measures a step: `Times.step_s` or `step_j`.
+          beside: requests that decode in the same steps.
+          guesses: tokens guessed ahead for each of them.
+          prompts: that share the steps.
+        """
         chunk, there = self.fresh / self.chunks, jnp.asarray(self.places) < self.chunks
         starts = self.inputs - self.fresh + chunk * self.places
         return jnp.sum(jnp.where(there, step(beside, self.context, chunk, starts, guesses, prompts), 0.0))

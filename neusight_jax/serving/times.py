@@ -371,9 +371,12 @@ class Times:
         return seconds, seconds * state.power_w
 
 
-def best_drafts(
-    times: Times, options: Options, batches: Sequence[float], contexts: Sequence[float], most: int = 5
-) -> np.ndarray:
+MOST_DRAFTED = 5
+"""Tokens guessed ahead at most where the best number is looked for, and that ai-dynamo's mock engine takes
+(`aic_nextn`)."""
+
+
+def best_drafts(times: Times, options: Options, batches: Sequence[float], contexts: Sequence[float]) -> np.ndarray:
     """Tokens to guess ahead with which running requests get most tokens a second, [batch, context].
 
     Args:
@@ -381,11 +384,12 @@ def best_drafts(
       options: of the engine, whose `draft_acceptance` and `draft_share` count.
       batches: running requests.
       contexts: their mean lengths, tokens.
-      most: tokens guessed at most.
     """
-    ways = [dataclasses.replace(options, draft_tokens=count) for count in range(most + 1)]
+    ways = [dataclasses.replace(options, draft_tokens=count) for count in range(MOST_DRAFTED + 1)]
     gained = jnp.array([way.tokens_per_step / way.drafting for way in ways])
-    guesses, running, held = jnp.meshgrid(*map(jnp.asarray, (range(most + 1), batches, contexts)), indexing="ij")
+    guesses, running, held = jnp.meshgrid(
+        *map(jnp.asarray, (range(MOST_DRAFTED + 1), batches, contexts)), indexing="ij"
+    )
     sizes = (each.astype(float).reshape(-1) for each in (running, held, guesses))
     seconds = jax.vmap(lambda batch, context, count: times.step_s(batch, context, guesses=count))(*sizes)
     best: np.ndarray = np.argmax(np.asarray(gained[:, None, None] / seconds.reshape(guesses.shape)), axis=0)

@@ -1,9 +1,9 @@
-"""Pieces: stages of many layouts as sums of embedding, layers and head, each written down once."""
+"""Pieces: stages of layouts as sums of embedding, layers and head, each written down once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,21 @@ from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.memory import summed_saved
 from neusight_jax.graph.optimizers import optimizer_of
 from neusight_jax.job.footprint import Held, fullest
-from neusight_jax.job.job import (
+from neusight_jax.job.messages import (
+    SLOTS,
+    Message,
+    Sizes,
+    hidden_bytes,
+    layer_messages,
+    message_size,
+    parameter_messages,
+)
+from neusight_jax.job.parallelism import AGAIN, Group, Parallelism, groups, recomputed
+from neusight_jax.job.recipe import Recipe
+from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
+from neusight_jax.job.weights import summed
+from neusight_jax.job.work import (
+    KINDS,
     WORK,
     activation_dtype,
     added_bytes,
@@ -26,21 +40,17 @@ from neusight_jax.job.job import (
     recomputed_kernels,
     tensor_cored,
 )
-from neusight_jax.job.messages import SLOTS, Message, Sizes, hidden_bytes, layer_messages, parameter_messages
-from neusight_jax.job.parallelism import AGAIN, Group, Parallelism, groups, recomputed
-from neusight_jax.job.recipe import Recipe
-from neusight_jax.job.stages import Part, Stage, shard_of, stage_kinds, stage_of, stage_ranges
-from neusight_jax.job.step import message_size
-from neusight_jax.job.weights import summed
 from neusight_jax.kernels.table import Pool
 
 PIECE_WORK: int = 3 + len(AGAIN)
 """Work of a piece: the three of a pass, then what each of `AGAIN` runs again."""
+_UPDATES: dict[int, str] = {WORK.index("weight_gradient"): "gradient sums", WORK.index("optimizer"): "optimizer"}
+"""Names of nodes that run over parameters, by their work."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Job that all layouts of a search share: see `job.job_from_config`."""
+    """Job that layouts share: see `job.job_from_config`."""
 
     config: Config
     model: Decoder
@@ -83,8 +93,8 @@ class Entries:
         if not self._blocks:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         every = np.concatenate(self._blocks)
-        starts = np.repeat(self._starts, [len(block) for block in self._blocks])
-        return (every[:, 0] + starts).astype(np.int64), every[:, 1].astype(np.int64), every[:, 2]
+        every[:, 0] += np.repeat(self._starts, [len(block) for block in self._blocks])
+        return _columns(every)
 
 
 def block(rows: Iterable[tuple[float, float, float]]) -> np.ndarray:
@@ -118,10 +128,11 @@ class Pieces:
         for kind, (first, last) in stage_ranges(layout, self.ask.model.depth).items():
             stage_layers = [self._order[at] for at in range(first, last)]
             ends = (kind == 0, last == self.ask.model.depth)
-            piece_counts: list[tuple[int, int]] = [(self._piece(layout, ends), 1)] if any(ends) else []
-            piece_counts += [
+            # Layers first: a kernel that a layer and an end share is named after the layer.
+            piece_counts = [
                 (self._piece(layout, layer), stage_layers.count(layer)) for layer in dict.fromkeys(stage_layers)
             ]
+            piece_counts += [(self._piece(layout, ends), 1)] if any(ends) else []
             pieces += [(kind, piece, times) for piece, times in piece_counts]
             part_counts = [(self.stages[piece].part, times) for piece, times in piece_counts]
             parts[kind] = Part(
@@ -149,13 +160,10 @@ class Pieces:
         stage = stage_of(ask.config, ask.model, layout, shard, *options)
         place = self._pieces[key] = len(self.stages)
         self.stages.append(stage)
-        kernels = [(work, repeat, kernel) for work, repeat, kernel, _ in pass_kernels(stage.graph)]
-        kernels += [
-            (3 + at, repeat, kernel)
-            for at, name in enumerate(AGAIN)
-            for repeat, kernel, _ in recomputed_kernels(stage.graph, {name: 1.0})
-        ]
-        placed = ((work, self.pool.place(kernel), kernel.count * repeat) for work, repeat, kernel in kernels)
+        kernels = [*pass_kernels(stage.graph)]
+        for at, name in enumerate(AGAIN, start=3):
+            kernels += [(at, *again) for again in recomputed_kernels(stage.graph, {name: 1.0})]
+        placed = ((work, self.pool.place(kernel, node), kernel.count * times) for work, times, kernel, node in kernels)
         self.work.add(block(placed), place * PIECE_WORK)
         return place
 
@@ -197,7 +205,7 @@ class Pieces:
         key = (*copies, added, layout.micro_batch_size * matrices)
         if key not in self._updates:
             self._updates[key] = block(
-                (kind * len(WORK) + work, self.pool.place(kernel), kernel.count)
+                (kind * len(WORK) + work, self.pool.place(kernel, _UPDATES[work]), kernel.count)
                 for kind, part in form.parts.items()
                 for work, kernel in parameter_kernels(
                     part.trained, layout, ask.optimizer, added, self.tensor_cores, self._matrices(form, kind)
@@ -209,6 +217,83 @@ class Pieces:
         """Graphs of a kind of stage whose matrices are trained, and how often each is in it."""
         pieces = [(self.stages[piece], float(times)) for own, piece, times in form.pieces if own == kind]
         return [(stage.graph, times) for stage, times in pieces if stage.trained == stage.weights]
+
+    def passes(self, layout: Parallelism) -> np.ndarray:
+        """Entries (kind and work, piece and work, how often) of what kinds of stages do with a micro-batch."""
+        form, again = self.form(layout), WORK.index("recomputed")
+        entries: list[tuple[int, int, float]] = []
+        for kind, piece, times in form.pieces:
+            row, column = kind * len(WORK), piece * PIECE_WORK
+            entries += [(row + work, column + work, times) for work in range(3)]
+            for name, share in recomputed(layout.recompute, len(form.layers[kind])).items():
+                entries.append((row + again, column + 3 + AGAIN.index(name), times * share))
+        return block(entries)
+
+    def counts(self, layout: Parallelism) -> np.ndarray:
+        """How often each kind of stage launches each kernel of the pool for each of `WORK`, [kind, work, kernel]."""
+        passes, updates = _columns(self.passes(layout)), _columns(self.updates(layout))
+        kernels, rows = len(self.pool.kernels), KINDS * len(WORK)
+        of_pieces = _dense(self.work.arrays(), (len(self.stages) * PIECE_WORK, kernels))
+        launches = _dense(passes, (rows, len(of_pieces))) @ of_pieces + _dense(updates, (rows, kernels))
+        counts: np.ndarray = launches.reshape(KINDS, len(WORK), kernels)
+        return counts
+
+    def layer_messages(self, layout: Parallelism) -> Iterator[tuple[int, Message]]:
+        """Messages of layers, embeddings and heads, piece by piece, with their kinds of stages."""
+        form = self.form(layout)
+        for kind, piece, times in form.pieces:
+            stage = self.stages[piece]
+            rerun = recomputed(layout.recompute, len(form.layers[kind])).get("full", 0.0)
+            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage, rerun)
+            for message in layer_messages(self.ask.model, layout, sizes):
+                yield kind, replace(message, count=times * message.count)
+
+    def parameter_messages(self, layout: Parallelism) -> Iterator[tuple[int, Message]]:
+        """Messages of parameters and their gradients, with their kinds of stages."""
+        form, order = self.form(layout), self.kinds(layout)
+        for kind, part in form.parts.items():
+            sizes = self._sizes(layout, form.layers[kind], kind == order[0], kind == order[-1], part)
+            for message in parameter_messages(layout, sizes, self.ask.model):
+                yield kind, message
+
+    def messages(self, layout: Parallelism) -> tuple[tuple[int, Message], ...]:
+        """All messages of each kind of stage, equal ones as one."""
+        counts: dict[tuple[int, Message], float] = {}
+        for kind, message in (*self.layer_messages(layout), *self.parameter_messages(layout)):
+            one = kind, replace(message, count=1.0)
+            counts[one] = counts.get(one, 0.0) + message.count
+        sent = [(kind, replace(message, count=count)) for (kind, message), count in counts.items()]
+        return tuple(sorted(sent, key=lambda pair: pair[0]))
+
+    def _sizes(
+        self,
+        layout: Parallelism,
+        layers: tuple[Layer, ...],
+        embeds: bool,
+        predicts: bool,
+        part: Part | Stage,
+        rerun: float = 0.0,
+    ) -> Sizes:
+        """Sizes of some layers of a stage; `rerun`: the share of them that is run again."""
+        ask = self.ask
+        tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
+        sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
+        return Sizes(
+            *sizes, activation_dtype(ask.dtype), gradient, part.narrowed_bytes, rerun, ask.recipe.gathered_bytes
+        )
+
+
+def _columns(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and factors of entries [entry, 3]."""
+    return entries[:, 0].astype(np.int64), entries[:, 1].astype(np.int64), entries[:, 2]
+
+
+def _dense(entries: tuple[np.ndarray, np.ndarray, np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+    """A sparse sum as a matrix; entries of one place add up."""
+    rows, columns, factors = entries
+    matrix = np.zeros(shape)
+    np.add.at(matrix, (rows, columns), factors)
+    return matrix
 
 
 class Messages:
@@ -223,7 +308,7 @@ class Messages:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows of `step.sizes`."""
+        """Rows of `messages.sizes`."""
         return np.array(list(self._rows), np.float64).reshape(-1, 5)
 
     def _place(self, message: Message, group: Group) -> int:
@@ -238,60 +323,22 @@ class Messages:
         near = tuple(placed[name] for name in ("tensor", "context", "expert"))
         layer_key = (*_shard_key(layout), layout.stages, layout.recompute, near)
         if layer_key not in self._layers:
-            self._layers[layer_key] = self._of_layers(layout, placed)
+            self._layers[layer_key] = self._entries(self.pieces.layer_messages(layout), placed)
         own_parameters = (*key, layout.chunks, layout.zero)
         if own_parameters not in self._parameters:
-            self._parameters[own_parameters] = self._of_parameters(layout, placed)
+            self._parameters[own_parameters] = self._entries(self.pieces.parameter_messages(layout), placed)
         between = Message("send_recv", self.pieces.between_bytes(layout), "pipeline", "")
         return [self._layers[layer_key], self._parameters[own_parameters]], self._place(between, placed["pipeline"])
 
-    def _sizes(
-        self,
-        layout: Parallelism,
-        layers: tuple[Layer, ...],
-        embeds: bool,
-        predicts: bool,
-        part: Part,
-        rerun: float = 0.0,
-    ) -> Sizes:
-        """Sizes of some layers of a stage; `rerun`: the share of them that is run again."""
-        ask = self.pieces.ask
-        tokens, gradient = rank_tokens(layout, ask.sequence_length), dtype_bytes(ask.gradient_dtype)
-        sizes = (layers, tokens, embeds, predicts, part.weights, part.trained)
-        return Sizes(
-            *sizes, activation_dtype(ask.dtype), gradient, part.narrowed_bytes, rerun, ask.recipe.gathered_bytes
+    def _entries(self, sent: Iterable[tuple[int, Message]], placed: Mapping[str, Group]) -> np.ndarray:
+        return block(
+            (
+                kind * len(SLOTS) + SLOTS.index(message.slot),
+                self._place(message, placed[message.group]),
+                message.count,
+            )
+            for kind, message in sent
         )
-
-    def _of_layers(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
-        entries = []
-        form = self.pieces.form(layout)
-        for kind, piece, times in form.pieces:
-            stage = self.pieces.stages[piece]
-            rerun = recomputed(layout.recompute, len(form.layers[kind])).get("full", 0.0)
-            sizes = self._sizes(layout, stage.layers, stage.embeds, stage.predicts, stage.part, rerun)
-            entries += [
-                (
-                    kind * len(SLOTS) + SLOTS.index(message.slot),
-                    self._place(message, placed[message.group]),
-                    times * message.count,
-                )
-                for message in layer_messages(self.pieces.ask.model, layout, sizes)
-            ]
-        return block(entries)
-
-    def _of_parameters(self, layout: Parallelism, placed: Mapping[str, Group]) -> np.ndarray:
-        form, order, entries = self.pieces.form(layout), self.pieces.kinds(layout), []
-        for kind, part in form.parts.items():
-            sizes = self._sizes(layout, form.layers[kind], kind == order[0], kind == order[-1], part)
-            entries += [
-                (
-                    kind * len(SLOTS) + SLOTS.index(message.slot),
-                    self._place(message, placed[message.group]),
-                    message.count,
-                )
-                for message in parameter_messages(layout, sizes, self.pieces.ask.model)
-            ]
-        return block(entries)
 
 
 def _shard_key(layout: Parallelism) -> tuple[Any, ...]:
