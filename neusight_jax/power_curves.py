@@ -11,7 +11,7 @@ import numpy as np
 from neusight_jax.errors import InputError
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.cluster import Machine, gpu_of, with_gpu
 from neusight_jax.job.job import Job
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.prediction import predict
@@ -204,8 +204,7 @@ def _held(
     """
 
     def step(limit: float) -> Forecast:
-        gpu = gpu_of(machine).replace(**{name: limit})
-        return predict(predictor, machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu, work)
+        return predict(predictor, with_gpu(machine, **{name: limit}), work)
 
     capped, held = name == "power_limit_w", step(value)
     ends = [free.total_s / step(value * (1.0 + change)).total_s for change in (SECANT, -SECANT)] if capped else []

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from neusight_jax.forecast import Forecast, explained, seconds_of
 from neusight_jax.graph.graph import Graph
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device, topology_of
+from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device, topology_of, with_gpu
 from neusight_jax.hardware.gpu import FIELDS, SWITCHES, peak_field
 from neusight_jax.hardware.variant import ALL_RATES, KNOBS, RATES, knob
 from neusight_jax.job.job import job_from_graph
@@ -297,18 +297,12 @@ def sensitivity(
     if not is_limited(gpu):
         return _sensitivity(predictor, gpu, graph, forecast, relaxation, secants)
     # The cap and the lock reach the step by its clock alone; seconds at other clocks are numbers, traced by nobody.
-    clock, slopes = jax.value_and_grad(lambda limits: settled(predictor, _held(gpu, limits), work).clock)(
+    clock, slopes = jax.value_and_grad(lambda limits: settled(predictor, with_gpu(gpu, **limits), work).clock)(
         {name: jnp.asarray(value, float) for name, value in gpu_of(gpu).limits().items()}
     )
     result = _sensitivity(predictor, at_clock(gpu, float(clock)), graph, forecast, relaxation, secants)
     by_limit = {name: float(slope) / float(clock) for name, slope in slopes.items()}
     return _with_limits(result, by_limit, predictor, gpu, work)
-
-
-def _held(machine: Machine, limits: Mapping[str, Any]) -> Machine:
-    """A machine under other limits."""
-    gpu = gpu_of(machine).replace(**limits)
-    return machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu
 
 
 def _with_limits(
@@ -326,7 +320,7 @@ def _with_limits(
     rows = {name: by_clock * by_limit[name] * value for name, value in limits.items()}
 
     def log_seconds(name: str, change: float) -> float:
-        return math.log(float(latency(predictor, _held(gpu, {name: limits[name] * math.exp(change)}), work)))
+        return math.log(float(latency(predictor, with_gpu(gpu, **{name: limits[name] * math.exp(change)}), work)))
 
     exact = {}
     if result.secants:

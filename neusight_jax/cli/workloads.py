@@ -81,12 +81,9 @@ def limit_figures(limits: LimitOptions) -> dict[str, float]:
 
 def held_back(machine: Machine, limits: LimitOptions) -> Machine:
     """A machine with its GPUs held back."""
-    from neusight_jax.hardware.cluster import Cluster
+    from neusight_jax.hardware.cluster import with_gpu
 
-    figures = limit_figures(limits)
-    if isinstance(machine, Cluster):
-        return machine.replace(gpu=machine.gpu.replace(**figures)) if figures else machine
-    return machine.replace(**figures) if figures else machine
+    return with_gpu(machine, **limit_figures(limits))
 
 
 class Jobs(NamedTuple):

@@ -140,12 +140,19 @@ class Cluster(Record):
 
 Machine: TypeAlias = GPU | Cluster
 """Machine a forecast is for."""
-_Machine = TypeVar("_Machine", bound=GPU | Cluster)
+AnyMachine = TypeVar("AnyMachine", bound=GPU | Cluster)
 
 
 def gpu_of(machine: Machine) -> GPU:
     """One GPU of a machine."""
     return machine.gpu if isinstance(machine, Cluster) else machine
+
+
+def with_gpu(machine: AnyMachine, **figures: Any) -> AnyMachine:
+    """A machine with figures of its GPU replaced."""
+    if isinstance(machine, Cluster):
+        return cast(AnyMachine, machine.replace(gpu=machine.gpu.replace(**figures)))
+    return cast(AnyMachine, machine.replace(**figures))
 
 
 def topology_of(machine: Machine) -> Topology:
@@ -181,11 +188,11 @@ def _inexact(value: Any) -> Any:
     return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
 
 
-def on_device(machine: _Machine) -> _Machine:
+def on_device(machine: AnyMachine) -> AnyMachine:
     """Every figure as an inexact array of JAX's default width, and no counts, so that all GPUs share one program, and
     so do all clusters."""
     if isinstance(machine, Cluster):
         joined = machine.topology
         figures = {name: _inexact(getattr(joined, name)) for name in TRACED_FIELDS}
-        return cast(_Machine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
-    return cast(_Machine, GPU(**{name: _inexact(value) for name, value in machine.known().items()}))
+        return cast(AnyMachine, Cluster(on_device(machine.gpu), Topology(0, **figures), 0))
+    return cast(AnyMachine, GPU(**{name: _inexact(value) for name, value in machine.known().items()}))

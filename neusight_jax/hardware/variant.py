@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Array, ArrayLike
 
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster, Machine, check_link_figure, gpu_of
+from neusight_jax.hardware.cluster import (
+    TRACED_FIELDS,
+    AnyMachine,
+    Cluster,
+    Machine,
+    check_link_figure,
+    gpu_of,
+    with_gpu,
+)
 from neusight_jax.hardware.gpu import FIELDS, GPU, LIMITS, REQUIRED_FIELDS, check_figure, peak_field, widened
 
 PEAKS: tuple[str, ...] = (
@@ -32,9 +40,6 @@ ALL_RATES = "all rates"
 def knob(name: str) -> str:
     """Name of the row in which a figure's followers move along."""
     return f"{name} with peaks"
-
-
-_Machine = TypeVar("_Machine", bound=GPU | Cluster)
 
 
 def fields_of(machine: Machine) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ def check_field(name: str, value: float, where: str) -> None:
         check_figure(require_field(name), value, where)
 
 
-def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = True) -> _Machine:
+def vary(base: AnyMachine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool = True) -> AnyMachine:
     """A base machine with figures replaced, traced or not, scalars or arrays [gpu].
 
     Args:
@@ -82,7 +87,7 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
         joined = {name: value for name, value in arrays.items() if name in TRACED_FIELDS}
         gpu_figures = {name: value for name, value in arrays.items() if name in (*FIELDS, *LIMITS)}
         gpu = vary(base.gpu, gpu_figures, peaks_follow=peaks_follow)
-        return cast(_Machine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
+        return cast(AnyMachine, base.replace(gpu=gpu, topology=base.topology.replace(**joined)))
     shape = jnp.broadcast_shapes(*(value.shape for value in arrays.values()))
     # A peak is a rate per SM and clock: a chip with more of them has as much more of it.
     grown: Array = jnp.ones(shape)
@@ -99,10 +104,10 @@ def vary(base: _Machine, figures: Mapping[str, ArrayLike], *, peaks_follow: bool
         },
         **{name: jnp.broadcast_to(jnp.asarray(value, float), shape) for name, value in limits.items()},
     )
-    return cast(_Machine, widened(base, machine, arrays))
+    return cast(AnyMachine, widened(base, machine, arrays))
 
 
-def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
+def vary_plainly(base: AnyMachine, figures: Mapping[str, float]) -> AnyMachine:
     """`vary` with plain numbers in and out; figures that it leaves alone stay as they are to the digit. Host only."""
 
     def kept(before: ArrayLike, after: ArrayLike) -> float:
@@ -111,7 +116,5 @@ def vary_plainly(base: _Machine, figures: Mapping[str, float]) -> _Machine:
 
     varied = vary(base, figures)
     same = gpu_of(base).limits().keys() == gpu_of(varied).limits().keys()
-    machine: _Machine = jax.tree.map(kept, base, varied) if same else jax.tree.map(float, varied)
-    exact = {name: float(value) for name, value in figures.items() if name in (*FIELDS, *LIMITS)}
-    gpu = gpu_of(machine).replace(**exact)
-    return cast(_Machine, machine.replace(gpu=gpu) if isinstance(machine, Cluster) else gpu)
+    machine: AnyMachine = jax.tree.map(kept, base, varied) if same else jax.tree.map(float, varied)
+    return with_gpu(machine, **{name: float(value) for name, value in figures.items() if name in (*FIELDS, *LIMITS)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from neusight_jax.errors import InputError
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of, on_device
+from neusight_jax.hardware.cluster import AnyMachine, Machine, gpu_of, on_device
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import RELAXATION
@@ -106,9 +106,6 @@ def require_covered(predictor: Predictor, kernels: KernelTable) -> None:
             f"the predictor was not trained on {name}, and the table holds {number} kernels of it; "
             "leave them out or take a checkpoint that has all families, such as tensorcore"
         )
-
-
-_Machine = TypeVar("_Machine", bound=GPU | Cluster)
 
 
 def _all_kernels(
@@ -355,7 +352,7 @@ def latency(
 # Power: where a board settles under a cap or a locked clock, and what it draws (`model.power`).
 
 
-def _unlimited(machine: _Machine) -> _Machine:
+def _unlimited(machine: AnyMachine) -> AnyMachine:
     """The machine without cap or lock."""
     return at_clock(machine, 1.0) if is_limited(machine) else machine
 

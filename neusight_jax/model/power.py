@@ -15,15 +15,15 @@ its gradient: bisection finds it, and one Newton step carries the derivative.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.arithmetic import DTYPES
-from neusight_jax.hardware.cluster import Cluster, Machine, gpu_of
+from neusight_jax.hardware.cluster import AnyMachine, Machine, gpu_of, with_gpu
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.hardware.variant import PEAKS
 from neusight_jax.kernels.families import FAMILIES
@@ -127,15 +127,11 @@ class Settled(NamedTuple):
     power_w: Array
 
 
-_Machine = TypeVar("_Machine", bound=GPU | Cluster)
-
-
-def at_clock(machine: _Machine, clock: ArrayLike) -> _Machine:
+def at_clock(machine: AnyMachine, clock: ArrayLike) -> AnyMachine:
     """A machine whose clock is so many times as high, without a cap or a lock; memory and links stay."""
-    if isinstance(machine, Cluster):
-        return cast(_Machine, machine.replace(gpu=at_clock(machine.gpu, clock)))
-    moved = {name: jnp.asarray(getattr(machine, name)) * clock for name in CLOCKED}
-    return cast(_Machine, replace(machine, power_limit_w=None, clock_limit_hz=None, **moved))
+    gpu = gpu_of(machine)
+    moved = {name: jnp.asarray(getattr(gpu, name)) * clock for name in CLOCKED}
+    return with_gpu(machine, power_limit_w=None, clock_limit_hz=None, **moved)
 
 
 def is_limited(machine: Machine) -> bool:

@@ -17,7 +17,7 @@ from neusight_jax import runs
 from neusight_jax.errors import InputError
 from neusight_jax.graph.configs.blocks import Experts
 from neusight_jax.graph.configs.config import whole
-from neusight_jax.hardware.cluster import Cluster, Machine
+from neusight_jax.hardware.cluster import Cluster, Machine, with_gpu
 from neusight_jax.hardware.prices import PriceList, Prices, prices_of
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.programs import one_shot
@@ -108,7 +108,8 @@ def serve(
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
     targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
-    clusters, constants = _limited(named_machines(machines), limits or {}), engine_of(engine)
+    clusters = {name: with_gpu(each, **(limits or {})) for name, each in named_machines(machines).items()}
+    constants = engine_of(engine)
     setups, model = _options(clusters, options or {}, engine_runs), _model(config, dtypes or {}, expert_skew)
     served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
     tried = served.replicas(predictor, constants, ranks)
@@ -182,11 +183,6 @@ def _model(config: str | Path | Mapping[str, Any], dtypes: Mapping[str, str | No
     if expert_skew and not any(isinstance(layer.feed_forward, Experts) for layer in model.decoder.layers):
         raise InputError(f"expert_skew is {expert_skew:g}, but {model.config.name} has no experts; leave it out")
     return replace(model, expert_skew=float(expert_skew))
-
-
-def _limited(clusters: Mapping[str, Cluster], limits: Mapping[str, float]) -> dict[str, Cluster]:
-    """The clusters with GPUs under limits of power and clock."""
-    return {name: cluster.replace(gpu=cluster.gpu.replace(**limits)) for name, cluster in clusters.items()}
 
 
 def _options(clusters: Mapping[str, Cluster], changes: Mapping[str, Any], engine_runs: bool) -> dict[str, Options]:
