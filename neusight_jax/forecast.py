@@ -352,6 +352,7 @@ def _explained(
     predictor: Predictor, machine: Machine, table: KernelTable, relaxation: Relaxation
 ) -> dict[str, dict[str, Any]]:
     out = {}
+    # All columns come of one program: bounds, joules and intervals asked for later would each compile another.
     for name, term in kernel_forecasts(predictor, machine, table, isolated=False, relaxation=relaxation).items():
         batch = table.families[name]
         work = FAMILIES[name].work(batch.dims, element_bytes(batch.dtype))

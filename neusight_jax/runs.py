@@ -89,6 +89,7 @@ class Run(Record):
     restart_s: float = 0.0
 
     def __post_init__(self) -> None:
+        # The ranges are wide: they refuse a slip of units, such as dollars of a MWh or hours given as seconds.
         for name, least, most, expected in (
             ("tokens", 0.0, math.inf, "a positive number of tokens, such as 15e12"),
             ("samples", 0.0, math.inf, "a positive number of sequences, such as 52e3"),

@@ -455,6 +455,7 @@ def time_intervals(
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
     """Intervals of a machine's seconds, and of these over the base's: of every workload, and of `latency_s`."""
     intervals, changes = {}, {}
+    # A mean of workloads has an interval only where each of them has one.
     for load in task.workloads:
         if isinstance(load.step, Service | ModelUse) or not carries_intervals(task.predictor):
             return {}, {}
@@ -509,6 +510,7 @@ def _held_notes(
 ) -> list[str]:
     """Sentences for limits that gave no point of their own, and which budgets and bounds held their designs."""
     held: dict[tuple[str, ...], list[float]] = {}
+    # Where another budget or a bound binds first, more of the metric buys nothing: the reader must learn which.
     for limit, candidate in points:
         left = candidate.multipliers.left
         if left[metric] < BINDING and any(candidate is kept for kept in front):

@@ -190,6 +190,7 @@ class Search:
         for group in self.problem.groups:
             if not (group.ceilings or group.floors):
                 continue
+            # The machine and the model have budgets of their own: how far one grows takes nothing from the other.
             along = jnp.array(group.fields, float)
 
             def edge(names: tuple[str, ...], way: float, raw: Array = raw, along: Array = along) -> Array:
@@ -232,6 +233,7 @@ class Search:
         are at a bound."""
         low, high = jnp.asarray(self.low, float), jnp.asarray(self.high, float)
         for group in self.problem.groups:
+            # As in `_grown`, group by group: no budget is of both.
             along = ways * jnp.array(group.fields, float)
 
             def at(amount: Array, logs: Array = logs, along: Array = along) -> Array:

@@ -120,6 +120,7 @@ def _context(model: Decoder, layout: Parallelism, own: Sizes) -> list[Message]:
         return []
     found = []
     for layer in own.layers:
+        # A layer without keys and values, such as a recurrent one, has none to send round the ring.
         mixer = layer.mixer
         if isinstance(mixer, Attention):
             width = mixer.kv_heads * (mixer.head_size + (mixer.value_size or mixer.head_size)) / layout.tensor

@@ -303,6 +303,7 @@ def layouts_of(
       global_batch_size: sequences of a step.
       sequence_length: tokens of each.
     """
+    # Tensor ways first: they must divide heads and widths, which rules out most layouts before the rest is tried.
     for tensor in _divisors(gpus):
         if not space.splits(tensor=tensor) or not _splits(model, tensor):
             continue
@@ -323,6 +324,7 @@ def _layouts(space: Space, depth: int, ways: dict[str, Any], global_batch_size: 
     """Layouts with these ways to split over ranks."""
     copies, pipeline = ways["data"] * ways["context"], ways["pipeline"]
     for size in space.micro_batch_sizes:
+        # Interleaving takes whole groups of micro-batches; ZeRO-2 would send gradients after each, so it has one.
         batches, left = divmod(global_batch_size, ways["data"] * size)
         if left or not batches:
             continue

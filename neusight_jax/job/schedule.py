@@ -91,6 +91,7 @@ def schedule_table(name: str, ranks: int, batches: int, chunks: int = 1) -> Sche
     stages, at = ranks * chunks, [0] * ranks
     done: dict[tuple[int, int, int], int] = {}
     rows: list[list[tuple[int, int, float]]] = []
+    # A row is what every rank can do next; a rank idles in it where what it waits for has not ended before the row.
     while any(place < len(order) for place, order in zip(at, orders, strict=True)):
         row, ended = [], []
         for rank in range(ranks):

@@ -399,6 +399,7 @@ class _Search:
         law = power_law(predictor)
         experts, joules, forecasts = expert_share(seconds), assembly.joules(law, cluster.gpu, by_family), []
         of_rank = np.einsum("lrk,lkw->lr", np.asarray(assembly.facts.chunks, float), alone.durations)
+        # Exposed is what a step loses to messages, and a bubble what it loses to waiting once messages are silent.
         for place, at in enumerate(best):
             bubble, exposed = quiet[place] - busy[place], total[place] - quiet[place] - rest[place]
             shares = Shares(busy[place] + rest[place], bubble, exposed)

@@ -82,6 +82,7 @@ def over_chunks(
       chunks: a table cut by `table.in_chunks`.
       *how: relaxation and isolated, likewise.
     """
+    # A loop with as many turns as there are chunks in use: one program serves tables of any length.
     total = of_table(predictor, machine, replace(chunks, families={}), *how)
     for name, batch in chunks.families.items():
 
@@ -116,6 +117,7 @@ def _over_tables(of_table: Callable[..., Any], size: int, batched: Sequence[Any]
     one, marks = (machine, *how), (batched[1], *batched[3:])
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, marks)
     for name, batch in kernels.families.items():
+        # Rows of all tables stand in one column, so that a table with few kernels does not pay for the longest.
         lanes: KernelBatch = batched[2].families[name]
         rows = jnp.shape(batch.row)[-1]
         long: KernelBatch = jax.tree.map(

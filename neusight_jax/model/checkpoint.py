@@ -465,6 +465,7 @@ def tree_from_arrays(template: Any, flat: Mapping[str, np.ndarray], path: Path) 
         raise InputError(f"{path}: unexpected leaf {extra[0]}; the card and the weights do not belong together")
     arrays = []
     for name, leaf in zip(names, leaves, strict=True):
+        # A leaf of another shape would broadcast, and one that is not finite would spread, both without a word.
         if name not in flat:
             raise InputError(f"{path}: leaf {name} is missing; the card and the weights do not belong together")
         if flat[name].shape != leaf.shape:

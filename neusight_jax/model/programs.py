@@ -152,6 +152,7 @@ def _in_memory(module: str) -> str | None:
       module: name of the first of them; a module leads to those that its functions, classes and records come from.
     """
     package = __package__.partition(".")[0]
+    # A kept program is wrong once a function or constant it was traced from changed, if only in this session.
     ahead, seen, lines = [module], {package, __name__}, []
     while ahead:
         name = ahead.pop()

@@ -62,6 +62,7 @@ def pools(
       transfer_s: of the KV cache of a prompt; most: requests that decode at once on one replica.
     """
     load, poisson = jnp.asarray(load, float), jnp.asarray(request.poisson)
+    # The load is cut at what the pool that fills first can take: past it queues grow without end.
     first_n, next_n = jnp.asarray(prefill_replicas, float), jnp.asarray(decode_replicas, float)
     outputs, per_step = request.further, jnp.asarray(request.per_step)
     fullest = request.sharing(0.0, prefill.attention_ranks)
@@ -343,6 +344,7 @@ def fewest(
       guess: replicas (prefill, decode) to begin with.
     """
     prefill, decode = guess
+    # Growth by a quarter finds the order of magnitude in few states; what was too much is taken back below.
     for _ in range(400):
         wanted = first_meets(prefill, decode), next_meets(prefill, decode)
         if all(wanted):

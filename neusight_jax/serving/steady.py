@@ -225,6 +225,7 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
       most: of them that run at once, scalar; the others wait.
     """
     held = jnp.asarray(requests, float)
+    # Requests past the most that run wait outside of the engine, and stretch the first token alone.
     running = jnp.minimum(held, most)
     others = running - 1.0 + jnp.asarray(request.poisson)
     outputs, per_step = request.further, request.per_step
@@ -248,6 +249,7 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
         wait = waiting(prompt, arrived / together, arrived / fullest, burst, wave)
         return added, decoding, looked, first, wait, jnp.clip(1.0 + arrived, 1.0, fullest)
 
+    # Half a step each time keeps the iteration from swinging.
     def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
         share, together = state
         _, decoding, _, first, wait, sharing = parts(share, together)

@@ -329,6 +329,7 @@ class Times:
           decode: running requests; guesses: tokens guessed for each; context: their mean length.
           chunk: tokens of each prompt; prompts: how many; attention: what one of them takes for it, from its table.
         """
+        # Kernels of the fullest rank set the step: with attention dealt out over ranks, all wait for it.
         axes, engine, some = self.axes, self.engine, jnp.minimum(decode, 1.0)
         prompts = jnp.minimum(chunk, 1.0) * prompts
         mean = (decode * (1.0 + guesses) + chunk * prompts) / jnp.asarray(self.attention_ranks)
@@ -344,6 +345,7 @@ class Times:
             body = jnp.where(chunk > 0, mixed + jnp.asarray(engine.experts) * experts, alone)
             return body + head + some * running + prompts * attention(tables["prefill"])
 
+        # The scheduler and the sampler run on the host between steps, and longer for more sequences.
         host = jnp.asarray(engine.step_s) + jnp.asarray(engine.sequence_s) * decode
         any_work = jnp.maximum(some, jnp.minimum(prompts, 1.0))
 

@@ -146,6 +146,7 @@ def _pools(choice: ServingChoice, pair: Pair, trace: Trace | None, prices: Price
 def _fewest(of: Callable[[int], Run], load: Load, first: int, most: int) -> tuple[int, Run | None]:
     """The fewest replicas that meet the targets, by bisection from a guess, and their run."""
     key = f"p{load.percentile:g}"
+    # A run of the engine takes seconds, and more replicas never hurt: doubling, then halving, needs few runs.
     low, high, count = 0, None, min(first, max(most, 1))
     best: Run | None = None
     for _ in range(TRIES):

@@ -160,6 +160,7 @@ def _others(address: tuple[str, int], count: int, deadline: float) -> dict[int, 
         ) from None
     connections: dict[int, socket.socket] = {}
     with server:
+        # Processes come in any order, and a stranger may knock: each is heard until all are there or time is up.
         while missing := [process for process in range(1, count) if process not in connections]:
             try:
                 server.settimeout(max(deadline - time.monotonic(), 0.01))
@@ -199,6 +200,7 @@ def _greeted(connection: socket.socket, count: int, taken: Mapping[int, Any]) ->
 def _first(address: tuple[str, int], count: int, index: int, deadline: float) -> socket.socket:
     """The connection of another process to process 0, which may come later."""
     place = f"{address[0]}:{address[1]}"
+    # Process 0 may be started after this one, so it is asked again until the deadline.
     while True:
         try:
             connection = socket.create_connection(address, timeout=_HELLO_S)
