@@ -158,9 +158,9 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return replace(first, batch=batch, **columns)
 
 
-def thin(rows: Rows, per_device: int, seed: int = 0) -> Rows:
+def thin(rows: Rows, per_device: int) -> Rows:
     """At most this many rows of each device, drawn at random."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     chosen = [
         generator.permutation(np.flatnonzero(rows.device == index))[:per_device] for index in range(len(rows.devices))
     ]
@@ -200,6 +200,8 @@ def _rows(
         libraries = {name: family.library_of(generation_of(name, family.generations)) for name in devices}
         library: Any = frame["device"].map(libraries).to_numpy(np.float32)
         batch = replace(batch, dims={**batch.dims, LIBRARY: library})
+    gpus = {name: gpu_of(name) for name in devices}
+    clusters = [Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()] if family.linked else []
     return Rows(
         family=family,
         batch=batch,
@@ -208,15 +210,9 @@ def _rows(
         device=frame["device"].map(index).to_numpy(np.int32),
         isolated=np.full(count, isolated, np.float32),
         devices=tuple(devices),
-        gpus=stack_gpus([gpu_of(name) for name in devices]),
-        topologies=_topologies(devices, gpu_of) if family.linked else None,
+        gpus=stack_gpus([*gpus.values()]),
+        topologies=stack_clusters(clusters).topology if clusters else None,
     )
-
-
-def _topologies(devices: Sequence[str], gpu_of: Callable[[str], GPU]) -> Topology:
-    """Topologies of devices in their usual servers, stacked [device]."""
-    gpus = {name: gpu_of(name) for name in devices}
-    return stack_clusters([Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()]).topology
 
 
 def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:

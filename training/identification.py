@@ -161,7 +161,8 @@ def identify(
     widths = _widths(base, figures)
     steps = not isinstance(measurements, KernelTable) and isinstance(measurements, Sequence)
     evidence = _of_steps(mixture, base, measurements) if steps else _of_kernels(mixture, measurements, seconds)
-    run, sheet = _runner(mixture, base, evidence.works, tuple(widths)), _sheet(mixture, base, tuple(widths))
+    sheet = _sheet(mixture, base, tuple(widths))
+    run = _runner(mixture, base, evidence.works, sheet)
     return _Search(evidence, run, base, sheet, np.array([*widths.values()])).answer(gpu_name)
 
 
@@ -274,16 +275,16 @@ def _forecast(
     return jax.vmap(lambda one: (logs(one), jax.jacfwd(logs)(one)))(theta)
 
 
-def _runner(predictor: MixturePredictor, base: Machine, works: Any, names: tuple[str, ...]) -> Run:
+def _runner(predictor: MixturePredictor, base: Machine, works: Any, sheet: Mapping[str, float]) -> Run:
     places = np.zeros(0, int)
     if isinstance(works, KernelTable):
         order = np.concatenate([np.asarray(works.families[name].row) for name in sorted(works.families)])
         places = np.argsort(order, kind="stable")[len(order) - works.num_rows :]  # padding rows are negative
-    sheet = jnp.asarray(list(_sheet(predictor, base, names).values()), float)
+    names, figures = tuple(sheet), jnp.asarray(list(sheet.values()), float)
 
     def run(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = jnp.asarray(theta, float)
-        values, slopes = _forecast(predictor, on_device(base), works, places, sheet, at, names=names)
+        values, slopes = _forecast(predictor, on_device(base), works, places, figures, at, names=names)
         return np.asarray(values, np.float64), np.asarray(slopes, np.float64)
 
     return run

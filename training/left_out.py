@@ -18,7 +18,7 @@ from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import FLOOR, IN_MODEL
 from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Job, Settings, fit
-from neusight_jax.training.objectives import MixtureObjective, generation_mask, residuals_of, stack_members
+from neusight_jax.training.objectives import MixtureObjective, generation_mask, members_of, residuals_of, stack_members
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class LeftOut:
             rows = self.rows.of_device(device)
             rows = rows.take(rows.isolated > 0.5)
             if len(rows.seconds):
-                stacked = self.members(device)
-                count = len(jax.tree.leaves(stacked)[0])
-                members = [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
-                out |= residuals_of(self.kind, members, rows, seen=False)
+                out |= residuals_of(self.kind, members_of(self.members(device)), rows, seen=False)
         return out
 
     def parameters(self, device: str) -> FamilyMixture:

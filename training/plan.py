@@ -38,7 +38,7 @@ from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.training.calibration import calibratable
-from neusight_jax.training.prior import error_covariance, most_telling, prior_of, real_rows, telling_order
+from neusight_jax.training.prior import error_covariance, most_telling, prior_of, telling_order
 from neusight_jax.units import GIB
 
 PLANS: dict[str, dict[str, int]] = {
@@ -107,7 +107,9 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
     for family, count in PLANS[name].items():
         if predictor.covers(FAMILIES[family]):
             kernels = candidates(family)
-            records += [_record(kernels[at]) for at in _chosen(predictor, machines, family, kernels, count)]
+            batch, prior = real_rows(table_from_kernels(kernels).families[family]), prior_of(FAMILIES[family].network)
+            order = telling_order(predictor, machines, family, batch, count, prior)
+            records += [_record(kernels[at]) for at in order]
     return _plan(label, records)
 
 
@@ -226,6 +228,13 @@ def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
     return KernelTable(families)
 
 
+def real_rows(batch: KernelBatch) -> KernelBatch:
+    """Kernels of a family without padding."""
+    real = np.flatnonzero(np.asarray(batch.row) >= 0)
+    kept: KernelBatch = jax.tree.map(lambda column: np.asarray(column)[real], batch)
+    return kept
+
+
 def _totals(
     predictor: MixturePredictor, machine: Machine, table: KernelTable, lengths: Sequence[int]
 ) -> tuple[Float[np.ndarray, " work"], Float[np.ndarray, "work row"]]:
@@ -308,15 +317,6 @@ def _fits(kernel: Kernel) -> bool:
         batch, m, n, k = (kernel.dims[name] for name in ("batch", "m", "n", "k"))
         return 2.0 * batch * m * n * k <= LARGEST_FLOP and 4.0 * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return 12.0 * kernel.dims["rows"] * kernel.dims["cols"] <= LARGEST_BYTES
-
-
-def _chosen(
-    predictor: MixturePredictor, machines: Sequence[GPU], family: str, kernels: Sequence[Kernel], count: int
-) -> list[int]:
-    batch: KernelBatch = jax.tree.map(
-        lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
-    )
-    return telling_order(predictor, machines, family, batch, count, prior_of(FAMILIES[family].network))
 
 
 def _plan(gpu: str | None, records: Sequence[dict[str, object]]) -> Plan:

@@ -26,17 +26,12 @@ from neusight_jax.training.taking_over import refit
 
 RECIPE = "power"
 """Name of the recipe that fits the law of power, of a checkpoint that forecasts seconds already."""
-ENERGIES: dict[str, int] = {
-    name: place
-    for place, name in enumerate(
-        (
-            *("product_pj", "attention_pj", "decode_pj", "stream_pj"),
-            *("flop16_pj", "flop8_pj", "flop4_pj", "flop32_pj", "dram_pj"),
-        )
-    )
-}
-"""Constants that joules are linear in, and their rows in an array; that of memory, which has no volts, is the last."""
-MEMORY = ENERGIES["dram_pj"]
+ENERGIES: tuple[str, ...] = (
+    *("product_pj", "attention_pj", "decode_pj", "stream_pj"),
+    *("flop16_pj", "flop8_pj", "flop4_pj", "flop32_pj", "dram_pj"),
+)
+"""Constants that joules are linear in, in the order of rows; that of memory, which has no volts, is the last."""
+MEMORY = ENERGIES.index("dram_pj")
 CONSTANTS: tuple[str, ...] = tuple(constant.name for constant in dataclasses.fields(PowerLaw))
 NOISE = 0.15
 """Spread of measured over forecast watts beside the law, in logarithms."""
