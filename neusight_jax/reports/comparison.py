@@ -87,10 +87,10 @@ def _own_notes(comparison: Comparison) -> list[str]:
     return [f"{_some(names)}: {note}" for note, names in whose.items()]
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
-    """Names in a line, the first few where there are many."""
-    rest = len(names) - most
-    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} others"
+def _some(names: Sequence[str]) -> str:
+    """Names in a line, the first six where there are many."""
+    rest = len(names) - 6
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:6])} and {rest} others"
 
 
 def _share(value: float | None) -> str:

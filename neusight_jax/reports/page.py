@@ -64,6 +64,10 @@ class Plot:
     caption: str = ""
     height: int = 420
 
+    def figure(self) -> dict[str, Any]:
+        """What plotly.js draws."""
+        return {"data": self.traces, "layout": {**self.layout, "height": self.height}}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -165,9 +169,7 @@ def render(report: Report) -> str:
     tables = markup(figures)
     words = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
     glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in words}
-    plots: list[dict[str, Any]] = [
-        {"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots
-    ]
+    plots = [plot.figure() for plot in report.plots]
     page: str = template("page.html.jinja").render(
         report=report,
         assumes=assumes,
@@ -200,7 +202,11 @@ def template(name: str) -> Any:
 
 
 @functools.cache
+def gzipped_plotly() -> bytes:
+    """plotly.js, compressed."""
+    return gzip.compress(resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes(), 6, mtime=0)
+
+
 def packed_plotly() -> str:
-    """plotly.js, compressed and as base64: a third of its size."""
-    script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode("ascii")
+    """The same as base64: a third of its size."""
+    return base64.b64encode(gzipped_plotly()).decode("ascii")

@@ -72,14 +72,9 @@ class _Events:
     events: list[dict[str, Any]] = field(default_factory=list)
     launched: int = 0
 
-    def span(self, name: str, start_s: float, seconds: float, stream: int = COMPUTE) -> None:
-        """Add a range that groups kernels on a stream, such as a layer.
-
-        Args:
-          start_s: on the clock of the trace, seconds.
-          stream: `COMPUTE` or `MESSAGES`.
-        """
-        self._add("gpu_user_annotation", name, start_s, seconds, self.rank, stream)
+    def span(self, name: str, start_s: float, seconds: float) -> None:
+        """Add a range that groups computation, such as a layer; it starts on the clock of the trace."""
+        self._add("gpu_user_annotation", name, start_s, seconds, self.rank, COMPUTE)
 
     def kernel(
         self,
