@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 from rich.console import Console
 
-from neusight_jax.datasets.imported import ImportReport, write_imported
+from neusight_jax.datasets.imported import ImportReport, write_measurements
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing, scratch_folder
@@ -118,8 +118,8 @@ def import_aiconfigurator(
         tables = {rule.name: _read(root, rule) for rule in follow(RULES, "reading", console)}
     if not any(len(frame) for frame, _ in tables.values()):
         raise InputError(f"{source or PACKAGE}: holds no row that the rules take; expected aiconfigurator-core 0.12")
-    frames = {f"kernels/{name}": frame for name, (frame, _) in tables.items()}
-    write_imported(target, frames, {"ATTRIBUTION": ATTRIBUTION.format(version=version)})
+    frames = {f"kernels/{name}.parquet": frame for name, (frame, _) in tables.items()}
+    write_measurements(target, frames, {"ATTRIBUTION": ATTRIBUTION.format(version=version)})
     rows = {name: len(frame) for name, (frame, _) in tables.items() if len(frame)}
     left_out = {(name, why): count for name, (_, counts) in tables.items() for why, count in counts.items()}
     return ImportReport(target, f"of aiconfigurator-core {version}", rows, left_out)

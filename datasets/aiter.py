@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from neusight_jax.datasets.imported import ImportReport, write_imported
+from neusight_jax.datasets.imported import ImportReport, write_measurements
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -70,7 +70,7 @@ def import_aiter(source: Path | str, output: Path | str) -> ImportReport:
     light = check_rows(frame, "aiter")[1].bad
     left_out["rows faster than light"] += int(light.sum())
     frame = frame[~light].reset_index(drop=True)
-    write_imported(target, {"kernels/aiter": frame}, {"ATTRIBUTION": ATTRIBUTION})
+    write_measurements(target, {"kernels/aiter.parquet": frame}, {"ATTRIBUTION": ATTRIBUTION})
     rows = dict(sorted(Counter(frame["device"] + " " + frame["dtype"]).items()))
     return ImportReport(target, "of ROCm/aiter", rows, {("", why): count for why, count in left_out.items()})
 

@@ -98,18 +98,17 @@ class Measured:
         return self.multiplies and self.dtype_on(peaks) not in peaks
 
     def work_on(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-        """Its work: by its shapes, else by its name and its time on the origin; nothing where that has no path for it.
+        """Its work; nothing where the origin has no path for it.
+
+        By its shapes, else of the kind its name says what would take its time on the origin at `USUAL_SHARE` of the
+        limit.
 
         Args:
           origin: GPU it was measured on; peaks: of its products, FLOP/s by dtype.
         """
-        if self.lacks_path(peaks):
-            return ()
-        return self.kernels or self._inferred(origin, peaks)
-
-    def _inferred(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-        """Work of the kind its name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
         seconds = self.seconds / max(self.count, 1.0)
+        if self.lacks_path(peaks) or self.kernels:
+            return () if self.lacks_path(peaks) else self.kernels
         if not self.inferred or not seconds > 0.0:
             return ()
         dtype = self.dtype_on(peaks)
