@@ -30,18 +30,8 @@ from neusight_jax.tables import table
 PACKAGE = "aiconfigurator_core"
 DATA = Path("systems") / "data"
 
-DEVICES: dict[str, str] = {
-    "a100_sxm": "NVIDIA A100-SXM4-80GB",
-    "l40s": "NVIDIA L40S",
-    "h100_sxm": "NVIDIA H100 80GB HBM3",
-    "h200_sxm": "NVIDIA H200",
-    "b200_sxm": "NVIDIA B200",
-    "b300_sxm": "NVIDIA B300 SXM6 AC",
-    "gb200": "NVIDIA GB200",
-    "gb300": "NVIDIA GB300",
-    "rtx_pro_6000_server": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-}
-"""Folders taken, and their GPUs in the catalog. Others hold collectives only, or another vendor's GPU."""
+DEVICES: dict[str, str] = table("datasets", "aiconfigurator")["devices"]
+"""Folders taken, and their GPUs in the catalog."""
 
 ATTRIBUTION = """\
 Rows of this folder are derived from the measurements in the Python package aiconfigurator-core {version},

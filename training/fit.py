@@ -331,12 +331,6 @@ def _with_best(state: FitState, loss: Float[Array, ""]) -> FitState:
     return state.replace(best=best, best_loss=jnp.minimum(loss, state.best_loss))
 
 
-def make_optimizer(settings: Settings) -> optax.GradientTransformation:
-    """AdamW with a cosine schedule to zero; weight decay on weight matrices only."""
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    return optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
-
-
 def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
     """State before the first step, leading axis [job].
 
@@ -350,8 +344,10 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) 
     for job in jobs:
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
     stacked = as_modules(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters))
-    fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": np.finfo(np.float32).max}
+    fixed = {"apply_fn": kind.loss, "tx": optimizer, "best_loss": np.finfo(np.float32).max}
     create: Callable[..., FitState] = FitState.create
     state = jax.vmap(lambda job_parameters: create(params={"fitted": job_parameters}, best=job_parameters, **fixed))(
         stacked

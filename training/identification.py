@@ -160,7 +160,11 @@ def identify(
     mixture = calibratable(predictor)
     widths = _widths(base, figures)
     steps = not isinstance(measurements, KernelTable) and isinstance(measurements, Sequence)
-    evidence = _of_steps(mixture, base, measurements) if steps else _of_kernels(mixture, measurements, seconds)
+    if steps:
+        evidence = _of_steps(mixture, base, measurements)
+    else:
+        table, measured = measured_kernels(mixture, measurements, seconds)  # type: ignore[arg-type]
+        evidence = _Evidence(np.log(measured), table, lambda machine: error_covariance(mixture, machine, table))
     sheet = _sheet(mixture, base, tuple(widths))
     run = _runner(mixture, base, evidence.works, sheet)
     return _Search(evidence, run, base, sheet, np.array([*widths.values()])).answer(gpu_name)
@@ -226,11 +230,6 @@ class _Evidence:
     logs: np.ndarray
     works: KernelTable | tuple[KernelTable | Job, ...]
     errors: Callable[[Machine], Errors]
-
-
-def _of_kernels(predictor: MixturePredictor, measurements: Any, seconds: Any) -> _Evidence:
-    table, measured = measured_kernels(predictor, measurements, seconds)
-    return _Evidence(np.log(measured), table, lambda machine: error_covariance(predictor, machine, table))
 
 
 def _of_steps(predictor: MixturePredictor, base: Machine, steps: Any) -> _Evidence:

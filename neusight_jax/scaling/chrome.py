@@ -44,6 +44,7 @@ from neusight_jax.scaling.trace import (
     opened,
     trace_of_kernels,
 )
+from neusight_jax.tables import table
 from neusight_jax.units import US
 
 # Chrome traces read as a stream: one event at a time, whatever the size of the file.
@@ -484,45 +485,14 @@ def _session_file(folder: Path) -> tuple[Path, list[str]]:
 
 # PyTorch operators with recorded shapes, as kernels this package forecasts.
 
-_BINARY = {"add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "pow": "pow", "where": "mul"}
-_UNARY = ("relu", "tanh", "gelu", "silu", "sigmoid", "exp", "neg", "sqrt", "rsqrt", "threshold", "clamp", "log", "sin")
-_ROWWISE: dict[str, tuple[tuple[str, str, float, float], ...]] = {
-    **dict.fromkeys(("copy_", "clone", "contiguous", "cat"), (("memory", "copy", 1, 1),)),
-    **dict.fromkeys(("fill_", "zero_"), (("memory", "fill", 0, 1),)),
-    **dict.fromkeys(("sum", "mean"), (("memory", "reduce", 1, 0),)),
-    **dict.fromkeys(("index_select", "gather"), (("memory", "gather", 1, 1),)),
-    "native_dropout": (("memory", "dropout", 1, 2),),
-    "native_dropout_backward": (("memory", "dropout_backward", 2, 1),),
-    "cumsum": (("memory", "cumsum", 1, 1),),
-    "max": (("memory", "max", 1, 0),),
-    "scatter": (("memory", "scatter", 1, 1),),
-    **dict.fromkeys(("_softmax", "softmax", "_log_softmax", "_safe_softmax"), (("softmax", "softmax", 1, 1),)),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), (("softmax", "softmax_backward", 2, 1),)),
-    **dict.fromkeys(("native_layer_norm", "layer_norm", "rms_norm"), (("norm", "layernorm", 1, 1),)),
-    "native_layer_norm_backward": (
-        ("norm", "layernorm_backward", 2, 1),
-        ("norm", "layernorm_weight_gradient", 2, 0),
-    ),
-    **{f"{op}_backward": (("elementwise", "mul", 2, 1),) for op in ("gelu", "tanh", "silu", "sigmoid", "threshold")},
-}
-"""Operator -> family, our op, passes read and written of each kernel it launches over its first operand."""
-_TOKENS_FIRST = ("_flash_attention", "_efficient_attention")
-"""Attention of (batch, tokens, heads, head size); the others have heads before tokens."""
-_HEADS_FIRST = (
-    *("scaled_dot_product_attention", "_cudnn_attention"),
-    *(f"_scaled_dot_product_{form}_attention" for form in ("flash", "efficient", "cudnn")),
-)
-_DTYPES: dict[str, str] = {
-    **dict.fromkeys(("c10::half", "half"), "fp16"),
-    **dict.fromkeys(("c10::bfloat16", "bfloat16"), "bf16"),
-    **dict.fromkeys((f"c10::float8_{form}" for form in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")), "fp8"),
-    **{"float": "fp32", "double": "fp64", "signed char": "int8"},
-}
+_TORCH = table("scaling", "operators")
+_ROWWISE = {name: kernels for names, *kernels in _TORCH["rowwise"] for name in names}
 
 
 def dtype_from_types(types: Sequence[str]) -> str:
     """Dtype of an operator: that of its first floating operand, fp32 if none is known."""
-    return next((_DTYPES[kind.lower()] for kind in types if kind.lower() in _DTYPES), "fp32")
+    dtypes: dict[str, str] = _TORCH["dtypes"]
+    return next((dtypes[kind.lower()] for kind in types if kind.lower() in dtypes), "fp32")
 
 
 def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel, ...]:
@@ -545,11 +515,11 @@ def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel
     base, largest = op.removesuffix("_"), max(tensors, key=math.prod)
     if kernels := _ROWWISE.get(op) or (_ROWWISE.get(base) if base.endswith("_backward") else None):
         return tuple(_rowwise(tensors[0], *kernel) for kernel in kernels)
-    if base in _UNARY:
-        return (_rowwise(largest, "elementwise", base if base in ("relu", "tanh", "gelu") else "gelu", 1, 1),)
-    if base in _BINARY:
+    if base in _TORCH["unary"]:
+        return (_rowwise(largest, "elementwise", _TORCH["unary"][base], 1, 1),)
+    if ours := _TORCH["binary"].get(base):
         passes = min(sum(math.prod(shape) for shape in tensors) / math.prod(largest), 3.0)
-        return (_rowwise(largest, "elementwise", _BINARY[base] + ("" if len(tensors) > 1 else "u"), passes, 1),)
+        return (_rowwise(largest, "elementwise", ours if len(tensors) > 1 else f"{ours}u", passes, 1),)
     return ()
 
 
@@ -557,9 +527,10 @@ def _attention(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...
     """Fused attention, or its gradient by the same sizes. As in decoders, tokens see none after them."""
     base = op.removesuffix("_forward").removesuffix("_backward")
     operands = tensors[op.endswith("_backward") :][:3]
-    if base not in (*_TOKENS_FIRST, *_HEADS_FIRST) or [*map(len, operands)] != [4, 4, 4]:
+    tokens_first = base in _TORCH["tokens_first"]
+    if not (tokens_first or base in _TORCH["heads_first"]) or [*map(len, operands)] != [4, 4, 4]:
         return ()
-    tokens, heads = (1, 2) if base in _TOKENS_FIRST else (2, 1)
+    tokens, heads = (1, 2) if tokens_first else (2, 1)
     query, key, _ = operands
     sizes = query[0], query[tokens], key[tokens], query[heads], key[heads], query[3]
     return (fused_attention(*sizes, "", causal=True)[0],)
