@@ -211,6 +211,7 @@ def _added(raw: pd.DataFrame, sign: float, other: pd.DataFrame) -> pd.DataFrame:
 
 def _kept(raw: pd.DataFrame, keep: dict[str, str], counts: dict[str, int]) -> pd.DataFrame:
     """Rows of one table that pass; the others are counted by reason."""
+    # One reason after the other, so that a row that several leave out is counted once.
     for reason, passes in keep.items():
         kept = raw.query(passes, engine="python")
         counts[reason] += len(raw) - len(kept)

@@ -87,6 +87,7 @@ def _table(file: Path) -> pd.DataFrame:
 def _configs(folder: Path) -> pd.DataFrame:
     """Rows of all files of products below a folder, in `COLUMNS`."""
     parts = []
+    # Formats stand in the names of files alone; folders hold tunings of other kernels too.
     for file in sorted(folder.rglob("*gemm*.csv")):
         form = next((key for key in FORMATS if key in file.name), None)
         if form is None:
@@ -107,10 +108,10 @@ def _in_schema(raw: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     """Rows of known boards in the schema's columns, where n is the contraction; the others are counted by reason."""
     boards = [DEVICES.get((str(gfx), int(units))) for gfx, units in zip(raw["gfx"], raw["cu_num"], strict=True)]
     timed = np.isfinite(raw["latency_s"]) & (raw["latency_s"] >= SHORTEST_S)
-    known = pd.Series(boards, index=raw.index).notna() & raw["format"].notna()
-    left_out["rows of another board or format"] += int((~known).sum())
-    left_out["rows without a time"] += int((known & ~timed).sum())
-    rows = raw.assign(device=pd.Series(boards, index=raw.index, dtype=object))[known & timed]
+    of_board = pd.Series(boards, index=raw.index).notna() & raw["format"].notna()
+    left_out["rows of another board or format"] += int((~of_board).sum())
+    left_out["rows without a time"] += int((of_board & ~timed).sum())
+    rows = raw.assign(device=pd.Series(boards, index=raw.index, dtype=object))[of_board & timed]
     forms = [FORMATS[form] for form in rows["format"]]
     frame = pd.DataFrame(
         {

@@ -292,9 +292,9 @@ def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
         left = pd.concat(fine)
         if len(left):
             good[str(op)] = _typed(left.reset_index(drop=True).dropna(axis="columns", how="all"), str(op))
-    found = checks.problems()
+    bad_rows = checks.problems()
     if not good:
-        raise InputError(f"all {checks.bad} measurement rows are bad; first: {found.iloc[0]['detail']}")
+        raise InputError(f"all {checks.bad} measurement rows are bad; first: {bad_rows.iloc[0]['detail']}")
     return good
 
 

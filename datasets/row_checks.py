@@ -247,6 +247,7 @@ def device_column(
     names: dict[Any, Any] = {}
     gpus: dict[str, GPU] = {}
     reasons: dict[Any, str] = {}
+    # Thousands of rows name a few devices: each is looked up once.
     for name in pd.unique(texts):
         names[name] = name
         try:
@@ -350,6 +351,7 @@ def flop_and_bytes(
     size = len(dtype)
     flop, bytes_moved = np.zeros(size), np.zeros(size)
     element_bytes = np.array(ELEMENT_BYTES, np.float32)[dtype]
+    # Another length would compile the family again, so that the last chunk is padded.
     for start in range(0, size, CHUNK):
         part = slice(start, min(start + CHUNK, size))
         short = CHUNK - (part.stop - part.start)

@@ -154,8 +154,8 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
         return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:
         ours = {"head_size": "head_dim", "repeat": "batch_size"}
-        named = {name: sizes[ours.get(name, name)] for name in ("heads", "kv_heads", "window", *ours)}
-        return family, attention_dims(sizes["query_length"], sizes["kv_length"], causal=sizes["causal"] > 0, **named)
+        by_name = {name: sizes[ours.get(name, name)] for name in ("heads", "kv_heads", "window", *ours)}
+        return family, attention_dims(sizes["query_length"], sizes["kv_length"], causal=sizes["causal"] > 0, **by_name)
     if op in EXPERT_OPS:
         routed_dims = expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
         return family, {**routed_dims, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}

@@ -281,6 +281,7 @@ def _fit(
 
     start = here = state(np.zeros((len(rows.log_seconds), len(EFFECTS))))
     weight = np.ones(len(here.error))
+    # Forecasts are linear only near the shifts, and weights go by the residuals: both are taken anew in each step.
     for _ in range(STEPS):
         target = here.error + np.sum(here.shares * (here.constant + kernel @ here.weights), axis=1)
         inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(noise**2 / weight))
@@ -328,6 +329,7 @@ def _posterior(prior: Prior, dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
     """Rows of the families that share a network, padding dropped, at most `MOST_ROWS` of them."""
+    # Solving is cubic in the rows, so that of too many some are drawn, over all families together.
     total = sum(batch.num_rows for batch in batches.values())
     kept = np.ones(total, bool)
     if total > MOST_ROWS:

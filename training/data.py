@@ -238,6 +238,7 @@ def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str
         return []
     overhead_s = event_overhead_s(nodes)
     records = []
+    # A node of several kernels has one time for all of them, which tells nothing of either.
     for row in nodes[~contaminated(nodes)].to_dict("records"):
         node = {str(column): value for column, value in row.items()}
         kernel = _only_kernel(node)

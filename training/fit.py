@@ -87,14 +87,14 @@ class Saved:
 
     def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.folder = _folder(output)
-        self.asked = json.loads(json.dumps(request))
+        self.request = json.loads(json.dumps(request))
 
     def check(self) -> None:
         """`InputError` unless there is a run to go on with, and it was asked the same."""
         path = self.folder / _ASKED
         if not path.is_file():
             raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
-        if json.loads(path.read_text()) != self.asked:
+        if json.loads(path.read_text()) != self.request:
             raise InputError(f"{path}: recipe, hold-out or seed differ from this run; repeat them, or drop --resume")
 
     def discard(self) -> None:
@@ -104,7 +104,7 @@ class Saved:
     def save(self, name: str, state: FitState) -> None:
         """Keep the state of one fit, whole or not at all."""
         if not (self.folder / _ASKED).exists():
-            write_text_atomically(self.folder / _ASKED, json.dumps(self.asked))
+            write_text_atomically(self.folder / _ASKED, json.dumps(self.request))
         flat = tree_to_arrays(state)
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
@@ -343,6 +343,7 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) 
     parameters = []
     for job in jobs:
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
+        # Normalised to what a job may see alone: else a GPU that is left out would show in its features.
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
     optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)

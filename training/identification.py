@@ -192,8 +192,8 @@ def _sheet(predictor: MixturePredictor, base: Machine, names: Sequence[str]) -> 
         for family in predictor.families.values()
     ]
     usual = {"power_limit_w": gpu.tdp_w, "clock_limit_hz": gpu.clock_hz, LAUNCH: np.exp(np.mean(floors))}
-    known = {**usual, **gpu.known()}
-    return {name: float(np.asarray(known[name])) for name in names}
+    figures = {**usual, **gpu.known()}
+    return {name: float(np.asarray(figures[name])) for name in names}
 
 
 def _moved(
@@ -408,6 +408,7 @@ class _Search:
             cost = 0.5 * np.einsum("br,rs,bs->b", residual, precision, residual) + 0.5 * theta**2 @ prior
             return logs, slopes * free[:, None], cost
 
+        # All starts step together: a compiled program of many costs little more than that of one.
         damping = np.full(len(theta), 1e-3)
         logs, slopes, cost = judged(theta)
         for _ in range(STEPS):

@@ -127,6 +127,7 @@ def conformal_interval(residuals: Residuals) -> Interval:
     gaps = [
         (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - LEVEL), nominal) for nominal in CANDIDATES
     ]
+    # Of levels that hold alike the lowest counts: its interval is the narrowest.
     nominal = float(min(gaps)[1])
     return Interval(pooled_quantile(residuals, nominal), nominal, coverage(residuals, nominal))
 
@@ -273,13 +274,13 @@ def _card(
 ) -> dict[str, Any]:
     """Entries of the card on the evidence: intervals, how wide each device's own are, errors of GPUs left out."""
     models = seen.get(MODELS, {})
-    own = {device: round(own_coverage(models, device), 3) for device in models if len(models) > 1}
+    held = {device: round(own_coverage(models, device), 3) for device in models if len(models) > 1}
     return {
         "intervals": {
             "left out": {name: _said(item) for name, item in usual.items()},
             **({"left out, another vendor": {name: _said(item) for name, item in others.items()}} if others else {}),
             "seen": {name: _said(item) for name, item in measured.items()},
-            "own": {"coverage of models": own},
+            "own": {"coverage of models": held},
         },
         "device_intervals": {
             device: {name: round(own_width(errors, device), 4) for name, errors in seen.items() if device in errors}

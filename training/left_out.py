@@ -66,6 +66,7 @@ def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tup
     """
     groups: dict[str, tuple[str, ...]] = {}
     for device in devices:
+        # Siblings of one architecture would give a GPU away that is left out alone.
         key = device if by == "device" else gpu_info(device).architecture
         groups[key] = (*groups.get(key, ()), device)
     return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values() if len(groups) > 1)

@@ -169,10 +169,10 @@ def narrowing_rows(
     Returns: rows; of several machines numbered on, those of the second after all of the first.
     """
     which, covariance, noise, aims = undecided(predictor, machine, among, works)
-    rows, each = len(noise) // len(which), among.num_rows
-    alone = np.arange(len(noise)) % rows < each
+    rows, candidates_of_one = len(noise) // len(which), among.num_rows
+    alone = np.arange(len(noise)) % rows < candidates_of_one
     order = most_telling([covariance], count, np.sqrt(noise), aims, alone)
-    return [which[at // rows] * each + at % rows for at in order]
+    return [which[at // rows] * candidates_of_one + at % rows for at in order]
 
 
 def undecided(
@@ -213,6 +213,7 @@ def undecided(
 
 def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
     """Tables below each other, of the families that a predictor covers; rows run on."""
+    # Rows run on from table to table, so that a place says which table a kernel is of.
     starts = np.cumsum([0, *(table.num_rows for table in tables)])
     families = {}
     for name in FAMILIES:

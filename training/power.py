@@ -120,6 +120,7 @@ def fit_power(sets: Sequence[Measured]) -> PowerLaw:
     weights = []
     for data in sets:
         _, place, size = np.unique(data.group.astype(str), return_inverse=True, return_counts=True)
+        # Groups of many rows are sweeps of one kind: unweighted, they would fit the law to themselves.
         weights.append(np.sqrt(ROWS_OF_A_GPU / (size[place] * len(size))) / NOISE)
 
     def residuals(logs: Float[np.ndarray, " constant"]) -> Float[np.ndarray, " residual"]:

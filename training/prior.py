@@ -197,6 +197,7 @@ def error_covariance(
     alone = np.broadcast_to(isolated, rows).astype(np.float32)
     covariance, noise = np.zeros((rows, rows)), np.zeros(rows)
     heads = np.zeros((rows, len(networks), len(EFFECTS)))
+    # Families have blocks on the diagonal; what their heads have in common comes in by the product at the end.
     for name, padded in table.families.items():
         family, row = FAMILIES[name], np.asarray(padded.row)
         real, network = np.flatnonzero(row >= 0), networks.index(family.network)

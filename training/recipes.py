@@ -290,6 +290,7 @@ class _Run:
             for name in self.families:
                 rows = self._rows(name, devices_with(self.data, name, self.devices))
                 self.row_counts[name] = len(rows.seconds)
+                # Tiles first: the loss of a family runs through the waves that they make.
                 tiles[name] = self._fit_tiles(bar, name, rows)
                 kind = self._kind(tiles[name], rows)
                 best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)

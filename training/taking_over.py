@@ -134,6 +134,7 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", LIBRARIES)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
     kept["errors_percent"] = own(card["errors_percent"])
+    # GPUs that only the base was trained on come back with it, as it is now.
     devices = {device for errors in kept["errors_percent"].values() for device in errors["training"]}
     kept["trained_on"] = {**card["trained_on"], "devices": sorted(devices)}
     for key in BY_DEVICE:

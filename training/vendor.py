@@ -308,6 +308,7 @@ def _entries(
     earlier = card.get("vendor", {}).get("errors_percent", {}).get("training", {})
     percents = {name: {**of, "training": dict(of["training"])} for name, of in card["errors_percent"].items()}
     tables = {key: {gpu: dict(of) for gpu, of in card.get(key, {}).items()} for key in _BY_DEVICE}
+    # GPUs of an earlier fit need not be among these measurements: what stands of them is of another residual.
     for name, gpus in earlier.items():
         for gpu in gpus:
             percents[name]["training"].pop(gpu, None)

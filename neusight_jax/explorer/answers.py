@@ -144,7 +144,7 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 def common(model: str) -> list[Workload]:
     """Workloads that people open the page for, the one that it shows first: compiled ahead (`warm`)."""
     job: dict[str, Any] = {"mode": "training", "batch_size": CLUSTER, "gpus": CLUSTER}
-    return [Workload(model), Workload(model, **job), *(Workload(each, mode=mode) for each, mode in COMMON)]
+    return [Workload(model), Workload(model, **job), *(Workload(name, mode=mode) for name, mode in COMMON)]
 
 
 def warm(catalog: Catalog, load: Workload) -> None:

@@ -193,6 +193,7 @@ def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant], Quest
         raise InputError(f"not a request of the page ({error!r}); expected workload and machines") from None
     if not 1 <= len(variants) <= MOST_MACHINES:
         raise InputError(f"{len(variants)} machines, expected 1 or {MOST_MACHINES}")
+    # A path in a request would have the server read any file of this machine: names of the catalog alone pass.
     catalog.check_model(load.model)
     for variant in variants:
         catalog.check_gpu(variant.base)

@@ -73,6 +73,7 @@ def profile_models(
     sensors: dict[str, Sensors] = {}
     versions: dict[str, str] = {}
     began, host = now(), host_facts()
+    # A card is of one machine, so that all models of a framework share its backend and sensors.
     for model in models:
         for mode in modes:
             # Made for each mode, as some models have other heads when they train.
@@ -368,6 +369,7 @@ def torch_step(target: Target, training: bool, compiled: bool) -> Step:
     args, kwargs = _pytree.tree_map(filled, (tuple(target.args), dict(target.kwargs)))
 
     def timed(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[float, Any]:
+        # CUDA returns before a kernel has run: without waiting these were the seconds of its launch.
         wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
         wait()
         begin = time.perf_counter()

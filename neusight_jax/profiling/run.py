@@ -308,6 +308,7 @@ def _measure_all(
 ) -> None:
     """Measure what is not among the entries yet, and add it there and to the journal."""
     done = {entry["key"] for entry in entries}
+    # Every kernel is in the journal before the next one starts: a run that is killed loses one at most.
     with working("kernels", console, len(cases), len(done)) as advance:
         for number, case in enumerate(case for case in cases if case.key not in done):
             entry = {"key": case.key, **_measured(case, clock, machine, sensors, seconds, number)}
@@ -316,6 +317,7 @@ def _measure_all(
             journal.append(entry)
             entries.append(entry)
             advance(what=case.op)
+            # A backend keeps every program it compiled, until the process has no memory maps left.
             if number % RELEASE_EVERY == RELEASE_EVERY - 1:
                 clock.release()
 
@@ -330,6 +332,7 @@ def _measured(
         return {"kernel": kernel, "reason": reason}
     set_bytes, scratch_bytes = case_bytes(case)
     cache_bytes = float(np.asarray(machine.gpu.l2_bytes))
+    # Sets larger than the last-level cache together push each other out, so that a kernel reads from memory.
     room = MEMORY_SHARE * clock.free_bytes() - scratch_bytes
     sets = int(min(max(math.ceil(2.0 * cache_bytes / set_bytes), FEWEST_SETS), MOST_SETS, max(room // set_bytes, 0)))
     if sets < FEWEST_SETS:
@@ -363,9 +366,9 @@ def _write(
     target: Path, card: dict[str, Any], entries: Sequence[dict[str, Any]], machine: Machine, timing: str
 ) -> dict[str, Any]:
     """Write the folder, all or nothing; rows that the reader would refuse are listed as skipped."""
-    named = {"latency_s": f"{timing}_s", "spread": f"{timing}_spread"}
+    timed = {"latency_s": f"{timing}_s", "spread": f"{timing}_spread"}
     rows = [
-        {**entry["kernel"], **{name: entry["row"][of] for name, of in named.items()}, "timing": timing, **entry["row"]}
+        {**entry["kernel"], **{name: entry["row"][of] for name, of in timed.items()}, "timing": timing, **entry["row"]}
         for entry in entries
         if "row" in entry
     ]

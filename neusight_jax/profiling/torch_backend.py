@@ -68,6 +68,7 @@ class TorchBackend:
 
     def prepare(self, case: Case, sets: int, seed: int) -> TorchPrepared:
         """Draw the inputs of a kernel."""
+        # Products and convolutions have a switch each, and both hold for the whole process.
         torch.backends.cuda.matmul.allow_tf32 = case.dtype == "tf32"
         torch.backends.cudnn.allow_tf32 = case.dtype == "tf32"
         return TorchPrepared(case, sets, seed, "cpu" if self.is_cpu else "cuda")

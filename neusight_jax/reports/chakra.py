@@ -107,6 +107,7 @@ class _Writer:
         head.attr.add(name="made_by", string_val=f"neusight-jax {__version__}")
         yield _record(head)
         at = rank // self.step % self.layout.pipeline
+        # Ranks at one place of the pipeline differ in groups and peers alone: their records are packed once.
         for number, node in enumerate(self.nodes[at]):
             peers = node.kind in ("send", "receive")
             group = self.numbers[tuple(memberships[node.group])] if node.group else 0

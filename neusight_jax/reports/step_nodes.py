@@ -128,7 +128,7 @@ class _Step:
         return ranks[here].track.add("receive", "receive", seconds, (), sent.start_s, peer=there, **more)
 
     def _transfers(self, stage: int, slot: str) -> list[Transfer]:
-        return [each for each in self.pieces.transfers[self.plan.kinds[stage]] if each.message.slot == slot]
+        return [transfer for transfer in self.pieces.transfers[self.plan.kinds[stage]] if transfer.message.slot == slot]
 
     def _parameters(self, rank: _Rank, cut: Cut, stage: int) -> dict[int, tuple[int, ...]]:
         """Parameters after a sharded optimizer, handed round before the first micro-batch needs them: what the first

@@ -173,6 +173,7 @@ def _entries(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
     A comma before the end is passed over, as trace viewers do.
     """
     end = "]" if values.skip("[{") == "[" else "}"
+    # One by one, so that a trace of gigabytes is never in memory as a whole.
     while values.next() != end:
         key = values.value()
         if end == "]":
@@ -262,6 +263,7 @@ class _TorchEvents:
         if category not in (*GPU_CATEGORIES, *OPERATOR_CATEGORIES):
             return
         on_gpu = category in GPU_CATEGORIES
+        # What is wrong with operators of the host takes no time of the GPU: nobody has to be told.
         account = self.account if on_gpu else Account()
         if event.get("ph", "X") != "X" or length is None or not 0.0 <= length * US <= LONGEST_S:
             account.add("GPU events without a usable duration, left out: their time is unknown")
@@ -371,6 +373,7 @@ class _JaxEvents:
         """The kernels of all GPU streams. `InputError` when no event on them has a duration."""
         events, names, lanes = self.events.frame(), list(self.events.names), list(self.events.lanes)
         streams = self._streams()
+        # XProf shows the kernels' time again by operator and program: added up, a run would take several times as long.
         for lane, line in enumerate(lanes):
             if self._device(line) and line not in streams:
                 repeated_s = events["seconds"][events["lane"] == lane].clip(lower=0.0)

@@ -197,6 +197,7 @@ def resident_blocks(launch: Launch, limits: Limits) -> float:
         bounds.append(REGISTERS // per_warp // warps)
     if launch.shared_bytes > 0:
         bounds.append(int(limits.shared_bytes // launch.shared_bytes))
+    # A kernel that was measured did run, whatever the limits of an architecture that is taken for another say.
     return float(max(min(bounds), 1))
 
 
@@ -246,6 +247,7 @@ def scaling(
         else:
             work[at] = ()
     before, after = (_forecasts(work, items, machine) for machine in (origin, target))
+    # Ratios come last: one table of all kernels is one compiled program for each machine.
     share = 1.0 if plain else carried(origin, target)
     for at, item in enumerate(items):
         if rules[at]:
@@ -334,23 +336,24 @@ def run_energy(
       scaled_s: seconds of all launches on the target [item].
     """
     here, gpu = product_peaks(origin.gpu), at_clock(target.gpu, 1.0)
-    known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
-    if not known:
+    places = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
+    if not places:
         return 0.0, 0.0
-    running = [items[at] for at in known]
+    running = [items[at] for at in places]
     table, forecast, owner = _launches(running, [item.work_on(origin.gpu, here) for item in running], target)
-    forecast_s = np.bincount(owner, weights=forecast, minlength=len(known))
+    forecast_s = np.bincount(owner, weights=forecast, minlength=len(places))
     count = np.array([max(item.count, 1.0) for item in running])
-    launch_s = by_family(table, forecast * (scaled_s[known] / count / forecast_s)[owner])
+    launch_s = by_family(table, forecast * (scaled_s[places] / count / forecast_s)[owner])
     counts = by_family(table, count[owner])
     law = power_law(target.predictor)
-    draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[known].sum()))
+    # A board's controller averages over many kernels, so that all of them run at one clock.
+    draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[places].sum()))
     drawn = settle(law, gpu, draw).power_w
     limit_w = np.inf if target.gpu.power_limit_w is None else figure(target.gpu.power_limit_w)
     idle = np.array([rule == "none" for rule in rules])
     kernels_s, idle_s = float(scaled_s[~idle].sum()), float(scaled_s[idle].sum())
     joules = min(figure(drawn), limit_w) * kernels_s + figure(law.static_share * gpu.tdp_w) * idle_s
-    return joules, float(scaled_s[known].sum()) / kernels_s
+    return joules, float(scaled_s[places].sum()) / kernels_s
 
 
 def plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
@@ -544,11 +547,11 @@ def scale_trace(
         *assumed(read.items, rules, here, there, checkpoint_name, chosen=predictor is None),
     ]
     spans = (read.busy_s, read.span_s)
-    joules, known = run_energy(read.items, rules, columns["scaled_s"], here, there)
-    if joules and known < ALL_KNOWN:
+    joules, known_share = run_energy(read.items, rules, columns["scaled_s"], here, there)
+    if joules and known_share < ALL_KNOWN:
         notes.append(
-            f"joules: {known:.1%} of the time on {there.name} is of kernels whose work is known; the others count at "
-            "their mean draw"
+            f"joules: {known_share:.1%} of the time on {there.name} is of kernels whose work is known; the others "
+            "count at their mean draw"
         )
     return ScaledRun(read.source, here.name, there.name, columns, *spans, tuple(notes), checkpoint_name, joules)
 

@@ -220,6 +220,7 @@ def busy_seconds(starts: np.ndarray, seconds: np.ndarray) -> tuple[float, float]
     """Length of the union of intervals, and the span they lie in; seconds. (0, 0) without intervals."""
     if not len(starts):
         return 0.0, 0.0
+    # Streams overlap: a moment in which two kernels run is busy once.
     order = np.argsort(starts, kind="stable")
     begin, end = starts[order], starts[order] + seconds[order]
     reached = np.maximum.accumulate(end)

@@ -133,6 +133,7 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
     """
     records: list[Any] = []
     seeds: dict[str, int] = {}
+    # Outputs for protocols and for checkpoints are laid out differently; a board has one kind of row for both.
     for path in map(Path, paths):
         file = path / "scores.json" if path.is_dir() else path
         try:

@@ -299,6 +299,7 @@ def run_few_shot(
             device_rows, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
             singles = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
             together = [_predictor(fits, device, slice(None))] * seeds if seeds > 1 else []
+            # As one ensemble the fits are what a checkpoint is; one by one they say how much a seed matters.
             for members, predictors in ((1, singles), (seeds, together)):
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}

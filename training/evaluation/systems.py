@@ -126,6 +126,7 @@ def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
     bandwidths = np.asarray(sample.gpu.mem_bytes_per_s, np.float64)
     lines = []
     for position in np.unique(rows.device):
+        # The slope is what differs from GPU to GPU, so that each has a line of its own.
         mine = rows.device == position
         x, y = work[mine], rows.seconds[mine].astype(np.float64)
         scale = x.max()
@@ -157,6 +158,7 @@ def wave_predictors(rows: Rows, *, general: bool) -> Sequence[Predictor]:
     """Wave scaling from every GPU of the rows as the origin, in their order."""
     predictors = []
     for position in np.unique(rows.device):
+        # What was measured on one GPU is all that wave scaling goes by.
         device_rows = rows.take((rows.device == position) & (rows.isolated > 0.5))
         measured = MeasuredKernels(
             dims=jnp.stack([jnp.asarray(device_rows.batch.dims[name]) for name in rows.family.dims], axis=1),
@@ -425,6 +427,7 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
         raise unknown_name("baseline", name, BASELINES)
     if name in UNFITTED:
         return load_baseline(name)
+    # Families share no parameters: each is fitted by itself, of what was measured of it.
     parts: list[Predictor] = []
     for family in NETWORKS:
         swept = sweep_rows(data, family, devices)
