@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.datasets.row_checks import MODES
@@ -142,30 +142,12 @@ class Evidence:
     Attributes:
       left_out: fits that left each device out, by family; none of a family measured on one GPU (or architecture) alone.
       seen: log(measured / forecast) of training devices forecast with their effect, by family.
-      shapes: smallest and largest features trained on, by family.
-      gpus: the same of `gpu_ratios`.
+      rows: what the final fits were trained on, by family; they say which shapes and GPUs are known.
     """
 
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     seen: dict[str, Residuals] = field(default_factory=dict)
-    shapes: dict[str, np.ndarray] = field(default_factory=dict)
-    gpus: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def add(self, name: str, rows: Rows, left_out: LeftOut | None, seen: Residuals) -> None:
-        """Add one family.
-
-        Args:
-          name: of its network.
-          rows: what the final fit was trained on; they say which shapes and GPUs are known.
-          left_out: fits that left each device out; None where there is none.
-          seen: log(measured / forecast) by device, forecast with its effect.
-        """
-        features = np.asarray(row_features(rows))
-        self.seen[name] = seen
-        if left_out is not None:
-            self.left_out[name] = left_out
-        self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
-        self.gpus[name] = range_of(np.asarray(gpu_ratios(rows.gpus)))
+    rows: dict[str, Rows] = field(default_factory=dict)
 
 
 def eager_scores(data: Measurements, devices: Sequence[str], system: System) -> pd.DataFrame:
@@ -238,10 +220,14 @@ def make_intervals(
         measured_kernels={name: _pair(measured[name]) for name in evidence.seen},
         measured_total=_pair(measured.get(MODELS, none)),
         labelled=labelled,
-        gpu_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.gpus.items()},
-        shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
+        gpu_range={name: _range(gpu_ratios(rows.gpus)) for name, rows in evidence.rows.items()},
+        shape_range={name: _range(row_features(rows)) for name, rows in evidence.rows.items()},
     )
     return intervals, _card(devices, left_out, seen, usual, others, measured)
+
+
+def _range(figures: Any) -> Float[Array, "end figure"]:
+    return jnp.asarray(range_of(np.asarray(figures)), jnp.float32)
 
 
 def _by_vendor(

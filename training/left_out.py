@@ -40,6 +40,12 @@ class LeftOut:
         where = np.array([device in job.held_out for job in self.jobs])
         return jax.tree.map(lambda leaf: leaf[where], self.best)
 
+    def of_seed(self, seed: int) -> LeftOut:
+        """The fits of one seed."""
+        where = np.array([job.seed == seed for job in self.jobs])
+        jobs = tuple(job for job in self.jobs if job.seed == seed)
+        return replace(self, jobs=jobs, best=jax.tree.map(lambda leaf: leaf[where], self.best))
+
     def held_out_with(self, device: str) -> tuple[str, ...]:
         """Devices left out together with a device, itself included."""
         return next(job.held_out for job in self.jobs if device in job.held_out)

@@ -297,7 +297,9 @@ class _Run:
                 seen = self._score(name, kind, rows, best)
                 parts[name] = self._merged(best, rows, effects, name)
                 if isinstance(kind, MixtureObjective):
-                    evidence.add(name, rows, self._fit_left_out(bar, name, kind, rows), seen)
+                    evidence.seen[name], evidence.rows[name] = seen, rows
+                    left_out = self._fit_left_out(bar, name, kind, rows)
+                    evidence.left_out |= {name: left_out} if left_out else {}
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)

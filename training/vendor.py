@@ -165,12 +165,6 @@ def misses(
     return rows.by_device(np.log(rows.seconds) - np.asarray(log_s))
 
 
-def widening(predictor: MixturePredictor, family: str, gpu: GPU) -> float:
-    """Factor that intervals of a family are widened by on a GPU."""
-    assert predictor.intervals is not None
-    return float(gpu_widening(gpu_ratios(gpu), predictor.intervals.gpu_range[family]))
-
-
 def fit_left_out(predictor: MixturePredictor, products: Products) -> dict[str, Float[np.ndarray, "2"]]:
     """Residual of the vendor with each GPU left out, by that GPU; of a single one, as it is fitted."""
     devices = sorted({device for rows in products.values() for device in rows.devices})
@@ -202,10 +196,12 @@ def unseen_width(
       predictor: whose networks are kept; products: by family; gpus: that they were measured on.
       numbers: of `fit_left_out`. Families and GPUs weigh the same.
     """
+    assert predictor.intervals is not None
     errors = {}
     for name, rows in products.items():
         for device, logs in left_out_misses(predictor, spread(rows), numbers).items():
-            errors[f"{name} {device}"] = logs / widening(predictor, name, gpus[device])
+            wider = gpu_widening(gpu_ratios(gpus[device]), predictor.intervals.gpu_range[name])
+            errors[f"{name} {device}"] = logs / float(wider)
     return pooled_quantile(errors, LEVEL)
 
 

@@ -194,26 +194,15 @@ class Target:
 
 def target_from_source(model: str) -> Target:
     """Target from what `path/to/file.py:function` returns for `predict`: (callable, arguments[, keyword arguments])."""
-    path, _, function = model.rpartition(":")
-    made = source_file._call(Path(path), function)
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise InputError(f"{model} returned {source_file._described(made)}, {source_file.WANTED}")
-    call, args, kwargs = made[0], made[1], made[2] if len(made) == 3 else {}
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
-        raise InputError(f"{model} returned {source_file._described(made)}, {source_file.WANTED}")
-    framework = "torch" if source_file._is_torch_module(call) else "jax"
+    call, args, kwargs = source_file.call_from_source(model)
+    framework = "torch" if source_file.is_torch_module(call) else "jax"
     # A JAX function's first argument is its parameters, if there are others.
     inputs = args[1:] if framework == "jax" and len(args) > 1 else [*args, *kwargs.values()]
-    batch_size, sequence_length = _sizes(inputs)
-    return Target(
-        model, framework, call, tuple(args), dict(kwargs), batch_size=batch_size, sequence_length=sequence_length
-    )
-
-
-def _sizes(inputs: Any) -> tuple[int, int]:
     shapes = [tuple(item.shape) for item in inputs if hasattr(item, "shape")]
-    first = next((shape for shape in shapes if shape), (1,))
-    return int(first[0]), int(first[1]) if len(first) > 1 else 1
+    batch_size, sequence_length, *_ = (*next((shape for shape in shapes if shape), ()), 1, 1)
+    return Target(
+        model, framework, call, args, kwargs, batch_size=int(batch_size), sequence_length=int(sequence_length)
+    )
 
 
 def target_from_config(model: str, batch_size: int, sequence_length: int, mode: str, dtype: str = "fp32") -> Target:

@@ -7,6 +7,7 @@ there, and hides as much of it as nothing waits for.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,12 +125,11 @@ class _Writer:
 
 def _record(message: Any) -> bytes:
     """A message with its length before it."""
-    body: bytes = message.SerializeToString()
-    size, length = len(body), bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes((*length, size)) + body
+    from google.protobuf import proto
+
+    out = io.BytesIO()
+    proto.serialize_length_prefixed(message, out)
+    return out.getvalue()
 
 
 def _message(node: Node, number: int, attributes: Mapping[str, Mapping[str, Any]]) -> Any:

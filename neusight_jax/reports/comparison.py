@@ -17,7 +17,6 @@ from neusight_jax.reports.text import (
     interval_text,
     prices_fact,
     run_cells,
-    run_columns,
     short_number,
 )
 from neusight_jax.units import GIB, MS, duration, energy_text
@@ -57,8 +56,10 @@ def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
     cells |= {"samples/s": short_number(item.samples_per_s), "tokens/s": short_number(item.tokens_per_s)}
     if comparison.workload["mode"] == "training" and any(other.mfu for other in comparison.candidates):
         cells |= {"MFU": _share(item.mfu), "HFU": _share(item.hfu)}
-    run, runs = run_cells(item.run, comparison.currency), (other.run for other in comparison.candidates)
-    cells |= {name: run.get(name, "-") for name in run_columns(runs, comparison.currency)}
+    run = run_cells(item.run, comparison.currency)
+    # Columns are those that any of the runs has.
+    names = dict.fromkeys(name for other in comparison.candidates for name in run_cells(other.run, comparison.currency))
+    cells |= {name: run.get(name, "-") for name in names}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if comparison.priced:

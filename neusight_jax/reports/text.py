@@ -62,11 +62,6 @@ def short_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def run_columns(runs: Iterable[RunCost | None], currency: str = "") -> tuple[str, ...]:
-    """Columns of `run_cells` that any of the runs has."""
-    return tuple(dict.fromkeys(name for run in runs for name in run_cells(run, currency)))
-
-
 def run_line(run: RunCost, currency: str = "") -> str:
     """Cost of a whole run in one line."""
     cells = run_cells(run, currency)

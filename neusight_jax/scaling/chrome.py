@@ -426,11 +426,11 @@ def _shapes(dims: Any) -> tuple[tuple[int, ...], ...]:
     """Operand shapes; an operand that is no list of whole numbers (a scalar, a list of tensors) is ()."""
     if not isinstance(dims, list) or not all(isinstance(shape, list) for shape in dims):
         return ()
-    return tuple(tuple(int(size) for size in shape) if all(_is_size(size) for size in shape) else () for shape in dims)
 
+    def whole(size: Any) -> bool:
+        return isinstance(size, int | float) and 0 <= size < 1e12 and size == int(size)
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e12 and value == int(value)
+    return tuple(tuple(map(int, shape)) if all(map(whole, shape)) else () for shape in dims)
 
 
 def _types(types: Any) -> tuple[str, ...]:
