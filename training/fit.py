@@ -108,15 +108,11 @@ class Saved:
         flat = tree_to_arrays(state)
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
-    def load(self, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
-        """Kept state of one fit, or a fresh one.
+    def load(self, name: str, fresh: FitState) -> FitState:
+        """Kept state of one fit, or the fresh one, whose shapes it has.
 
-        Args:
-          name: of the fit, as it was given to `save`.
-          kind: what is fitted; it, rows, jobs and settings say what shapes the state has.
         Raises: `InputError` for a file that cannot be read or is of other shapes.
         """
-        fresh = init_state(kind, rows, jobs, settings)
         path = self._file(name)
         if not path.is_file():
             return fresh

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,13 +78,8 @@ class Plan:
         if target.suffix.lower() not in (".csv", ".parquet"):
             raise InputError(f"a plan is written as .csv or .parquet, not {target.name}; give another --output")
 
-        def write(beside: Path) -> None:
-            if target.suffix.lower() == ".csv":
-                self.frame.to_csv(beside, index=False)
-            else:
-                self.frame.to_parquet(beside, index=False)
-
-        write_atomically(target, write)
+        write: Any = self.frame.to_csv if target.suffix.lower() == ".csv" else self.frame.to_parquet
+        write_atomically(target, lambda beside: write(beside, index=False))
 
 
 def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") -> Plan:

@@ -45,6 +45,7 @@ from neusight_jax.training.fit import (
     Saved,
     Settings,
     fit,
+    init_state,
     sample_of,
     with_more_steps,
 )
@@ -214,7 +215,12 @@ def train(
 
 
 def train_command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None = None) -> str:
-    """The command that makes a checkpoint again; `network` is a module of one's own, as the card has it."""
+    """The command that makes a checkpoint again, for its card.
+
+    Args:
+      recipe: name of the recipe, or of a baseline; hold_out: GPUs that were left out.
+      seed: of the first member; network: a module of one's own, as the card has it.
+    """
     held = "".join(f' --hold-out "{name}"' for name in hold_out)
     held += f" --network {network['module']}" if network else ""
     return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
@@ -342,7 +348,7 @@ class _Run:
         """Best parameters of one fit, resumed and saved as it goes."""
         settings = with_more_steps(settings, rows.family.name, self.recipe.more_steps)
         task = bar.add_task(name, total=settings.steps, s="")
-        begin = self.saved.load(name, kind, rows, jobs, settings)
+        begin = self.saved.load(name, init_state(kind, rows, jobs, settings))
         validate = self._validator(rows.family.name, kind)
 
         def progress(state: FitState, loss: np.ndarray) -> bool:

@@ -289,25 +289,7 @@ def profile(
     facts["seconds_per_kernel"] = seconds
     facts["made_by"] = f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR"
     card = begun_card(machine, sensors, clock.versions(), **facts)
-    _measure_all(cases, entries, clock, machine, sensors, journal, seconds, console or Console(quiet=True))
-    card["host_load_average_at_end"] = host_facts()["load_average"]
-    card = _write(target, card, entries, machine, timing)
-    journal.discard()
-    return card
-
-
-def _measure_all(
-    cases: Sequence[Case],
-    entries: list[dict[str, Any]],
-    clock: Backend,
-    machine: Machine,
-    sensors: Sensors,
-    journal: Journal,
-    seconds: float,
-    console: Console,
-) -> None:
-    """Measure what is not among the entries yet, and add it there and to the journal."""
-    done = {entry["key"] for entry in entries}
+    console, done = console or Console(quiet=True), {entry["key"] for entry in entries}
     # Every kernel is in the journal before the next one starts: a run that is killed loses one at most.
     with working("kernels", console, len(cases), len(done)) as advance:
         for number, case in enumerate(case for case in cases if case.key not in done):
@@ -320,6 +302,10 @@ def _measure_all(
             # A backend keeps every program it compiled, until the process has no memory maps left.
             if number % RELEASE_EVERY == RELEASE_EVERY - 1:
                 clock.release()
+    card["host_load_average_at_end"] = host_facts()["load_average"]
+    card = _write(target, card, entries, machine, timing)
+    journal.discard()
+    return card
 
 
 def _measured(

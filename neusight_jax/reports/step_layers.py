@@ -75,7 +75,12 @@ class Track:
         return len(self.nodes) - 1
 
     def work(self, name: str, kind: str, seconds: float, deps: tuple[int, ...]) -> tuple[int, ...]:
-        """Add what takes a rank's time; the nodes to wait for, which are `deps` where it takes none."""
+        """Add what takes a rank's time; the nodes to wait for, which are `deps` where it takes none.
+
+        Args:
+          name, kind: as of `Node`; seconds: of the rank.
+          deps: numbers of the nodes of this track it waits for.
+        """
         return (self.add(name, kind, seconds, deps),) if seconds > 0.0 else deps
 
     def send(
@@ -143,7 +148,12 @@ class Cut:
 
     @classmethod
     def of(cls, piece: Piece, sent: Sent, layers: int, most: float) -> Cut:
-        """With at most so many nodes, about."""
+        """With at most so many nodes, about.
+
+        Args:
+          piece, sent: what is cut, and its messages.
+          layers: that it has; most: nodes.
+        """
         slices = 2 if any(transfer.count > 1.5 * layers for transfer in sent.between) else 1
         host = piece.host_s > LEAST_HOST * piece.base_s
         transfers = (*sent.between, *sent.beside, *sent.gathers, *sent.reduces)
