@@ -96,12 +96,9 @@ Columns = np.ndarray[Any, np.dtype[Any]]
 _FAMILY_OPS: dict[str, tuple[str, str]] = {
     **{op: (op, op) for op in (*GEMM_OPS, *CONV_OPS, *ATTENTION_OPS)},
     **{op: ("elementwise", op) for op in (*BINARY_OPS, *UNARY_OPS)},
-    "softmax": ("softmax", "softmax"),
-    "ln": ("norm", "layernorm"),
-    "experts": ("grouped_gemm", "experts"),
-    "quantize": ("stream", "quantize"),
-    "quantize_rows": ("reduction", "quantize_rows"),
-    "copy": ("memory", "copy"),
+    **{"softmax": ("softmax", "softmax"), "ln": ("norm", "layernorm"), "copy": ("memory", "copy")},
+    **{"quantize": ("stream", "quantize"), "quantize_rows": ("reduction", "quantize_rows")},
+    **{op: ("grouped_gemm", op) for op in EXPERT_OPS},
     **{op: ("collective", op) for op in COLLECTIVE_OPS},
     **{op: (family.name, op) for op, (family, _) in OPERATORS.items()},
 }
