@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,21 +108,13 @@ def measured_on(
 
     Args: as of `calibrate_checkpoint`.
     """
-    gpu = _as_measured(gpu, measurements)
+    if canonical_name(gpu) is not None:
+        with suppress(InputError):  # rows need not name their device; if these do, reading them says so
+            gpu = measured_device(gpu, measured_names(measurements))
     described = own_devices([Path(path) for path in measurements])[0]
     name, machine = (gpu, described[gpu]) if gpu in described else load_named_gpu(gpu)
     on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
     return name, machine, read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
-
-
-def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
-    """The measured device that the name of a GPU means; the name itself where none does, or it is a file."""
-    if canonical_name(gpu) is None:
-        return gpu
-    try:
-        return measured_device(gpu, measured_names(measurements))
-    except InputError:
-        return gpu  # rows need not name their device; if these do, reading them says so
 
 
 STEPS = 8

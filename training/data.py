@@ -136,11 +136,21 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     The overhead of a device is the median time of its views, which launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
     """
-    nodes = measurements.per_op
+    every = pd.DataFrame({"device": []}) if measurements.per_op is None else measurements.per_op
     records: list[dict[str, Any]] = []
-    if nodes is not None and "fw_ops" in nodes:
-        for device in devices:
-            records += _model_records(nodes[nodes["device"] == device], device, name)
+    for device in devices:
+        nodes = every[every["device"] == device]
+        if nodes.empty or "fw_ops" not in nodes:
+            continue
+        overhead_s = event_overhead_s(nodes)
+        # A node of several kernels has one time for all of them, which tells nothing of either.
+        for row in nodes[~contaminated(nodes)].to_dict("records"):
+            node = {str(column): value for column, value in row.items()}
+            kernel = _only_kernel(node)
+            seconds = node["forward_s"] - overhead_s
+            if kernel is not None and kernel.family == name and seconds >= MIN_NODE_S:
+                common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
+                records.append({**common, "latency_s": seconds, **kernel.dims})
     columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
     frame = pd.DataFrame(records, columns=columns)
     return _rows(frame, FAMILIES[name], devices, isolated=0.0, gpu_of=measurements.gpu)
@@ -231,24 +241,6 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
     distance = np.abs(np.log(np.where(measured, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
     # Further off than half a unit of the logarithm, the size is none of the menu.
     return np.where(measured & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
-
-
-def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:
-    if nodes.empty:
-        return []
-    overhead_s = event_overhead_s(nodes)
-    records = []
-    # A node of several kernels has one time for all of them, which tells nothing of either.
-    for row in nodes[~contaminated(nodes)].to_dict("records"):
-        node = {str(column): value for column, value in row.items()}
-        kernel = _only_kernel(node)
-        if kernel is None or kernel.family != name:
-            continue
-        seconds = node["forward_s"] - overhead_s
-        if seconds >= MIN_NODE_S:
-            common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
-            records.append({**common, "latency_s": seconds, **kernel.dims})
-    return records
 
 
 def _only_kernel(node: Mapping[str, Any]) -> Kernel | None:

@@ -69,8 +69,7 @@ def profile_models(
     refuse_existing(output)
     console = console or Console(quiet=True)
     measured: list[dict[str, Any]] = []
-    machines: dict[str, Machine] = {}
-    sensors: dict[str, Sensors] = {}
+    benches: dict[str, tuple[Machine, Sensors]] = {}
     versions: dict[str, str] = {}
     began, host = now(), host_facts()
     # A card is of one machine, so that all models of a framework share its backend and sensors.
@@ -78,15 +77,13 @@ def profile_models(
         for mode in modes:
             # Made for each mode, as some models have other heads when they train.
             target = _target(model, batch_size, sequence_length, mode, dtype)
-            if target.framework not in machines:
+            if target.framework not in benches:
                 backend = make_backend(target.framework)
-                machines[target.framework] = find_machine(backend, gpu)
-                sensors[target.framework] = Sensors(wanted=not backend.is_cpu)
-                versions = {**versions, **backend.versions()}
+                benches[target.framework] = find_machine(backend, gpu), Sensors(wanted=not backend.is_cpu)
+                versions |= backend.versions()
             for execution in executions:
                 console.print(f"{model}: {mode}, {execution}", highlight=False)
-                on, seen = machines[target.framework], sensors[target.framework]
-                row = _measured(target, on, seen, mode, execution, seconds)
+                row = _measured(target, *benches[target.framework], mode, execution, seconds)
                 if "reason" in row:
                     console.print(f"skipped {model}: {row['reason']}", highlight=False)
                 measured.append(row)
@@ -94,10 +91,10 @@ def profile_models(
     skipped = [row for row in measured if "reason" in row]
     if not rows:
         raise InputError(f"no model could be measured; the first was skipped because it {skipped[0]['reason']}")
-    machine, seen = next(iter(machines.values())), next(iter(sensors.values()))
+    machine, sensors = next(iter(benches.values()))
     facts = {"timing": "whole steps, each waited for; median over repeats, warm-up aside", "models": ", ".join(models)}
     facts["made_by"] = f"neusight-jax profile-model {' '.join(models)} --output DIR"
-    card = begun_card(machine, seen, versions, **facts)
+    card = begun_card(machine, sensors, versions, **facts)
     card |= {"began": began, "host": host, "rows": {"end_to_end": len(rows)}}
     return write_folder(Path(output), card, {f"models/{END_TO_END.file}": pd.DataFrame(rows)}, skipped, machine.file)
 

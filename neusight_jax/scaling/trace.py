@@ -107,10 +107,10 @@ class Measured:
           origin: GPU it was measured on; peaks: of its products, FLOP/s by dtype.
         """
         seconds = self.seconds / max(self.count, 1.0)
-        if self.lacks_path(peaks) or self.kernels:
-            return () if self.lacks_path(peaks) else self.kernels
-        if not self.inferred or not seconds > 0.0:
+        if self.lacks_path(peaks):
             return ()
+        if self.kernels or not self.inferred or not seconds > 0.0:
+            return self.kernels
         dtype = self.dtype_on(peaks)
         if self.inferred == "product":
             flop = USUAL_SHARE * peaks[dtype] * seconds
