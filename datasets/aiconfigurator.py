@@ -73,6 +73,7 @@ def _merged(parts: Iterable[Any], written: Mapping[str, str]) -> dict[str, str]:
     for part in parts:
         for name, expression in (_merged(part, written) if isinstance(part, list) else part).items():
             merged[name] = str(expression)
+            # Parts are made of parts that stand below them, so that one pass writes all of them out.
             for place, text in written.items():
                 merged[name] = merged[name].replace(f"<{place}>", text)
     return merged

@@ -57,13 +57,13 @@ class Perceptron(linen.Module):
 def as_modules(parameters: Any) -> Any:
     """Parameters with the flax module of every network said; what has one keeps it."""
 
-    def said(node: Any) -> Any:
+    def with_module(node: Any) -> Any:
         if not isinstance(node, Network) or node.module is not None:
             return node
         *hidden, outputs = (layer.shape[-1] for layer in node.parameters["weights"])
         return replace(node, module=Perceptron(tuple(hidden), outputs))
 
-    return jax.tree.map(said, parameters, is_leaf=lambda node: isinstance(node, Network))
+    return jax.tree.map(with_module, parameters, is_leaf=lambda node: isinstance(node, Network))
 
 
 # The state of an unfinished training run, kept beside its output so that it can go on.

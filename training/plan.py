@@ -261,6 +261,7 @@ def candidates(family: str) -> list[Kernel]:
         for kernel in _measurable(family, batch):
             kernels.setdefault((*kernel.dims.values(),), kernel)
     of_models = list(kernels.values())
+    # Drawn, as the first ones would all be of a few models.
     order = random.permutation(len(of_models))[:MOST_MODEL_KERNELS]
     kept = [of_models[at] for at in sorted(order)]
     while len(kept) < len(order) + SYNTHETIC:

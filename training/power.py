@@ -70,6 +70,7 @@ class Measured(NamedTuple):
 def joules_of(gpu: GPU, table: KernelTable, seconds: Mapping[str, Any]) -> Float[np.ndarray, "constant row"]:
     """Joules of one launch for each constant of `ENERGIES` at 1, node and volts left out."""
     columns = []
+    # Joules are linear in these constants: a fit asks the law for each once, and multiplies from then on.
     for name in ENERGIES:
         law = PowerLaw(**{**dict.fromkeys(CONSTANTS, 0.0), name: 1.0})
         rows = {}

@@ -99,6 +99,7 @@ def _least(loss: Callable[[Array], Array], size: int) -> np.ndarray:
 
     def values(flat: np.ndarray) -> tuple[float, np.ndarray]:
         value, grad = slope(jnp.asarray(flat, jnp.float32))
+        # SciPy steps in float64, whatever a gradient was computed in.
         return float(value), np.asarray(grad, np.float64)
 
     return np.asarray(minimize(values, np.zeros(size), jac=True, method="L-BFGS-B").x)

@@ -144,6 +144,7 @@ class TorchPrepared:
             return time.perf_counter() - begin
         event: Any = torch.cuda.Event
         start, end = event(enable_timing=True), event(enable_timing=True)
+        # What was launched before must not run between the events.
         torch.cuda.synchronize()
         start.record()
         run()

@@ -69,6 +69,7 @@ def shares(forecast: Forecast) -> Plot:
         path = (str(phase), str(family), str(node))
         for depth in range(4):
             sums[path[:depth]] = sums.get(path[:depth], 0.0) + float(seconds)
+    # Smaller areas could not be seen, and there are hundreds of them.
     paths = [path for path, seconds in sums.items() if seconds > 2e-3 * total]
     trace = {
         "type": "treemap",

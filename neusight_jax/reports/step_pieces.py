@@ -127,6 +127,7 @@ def step_pieces(predictor: Predictor, machine: Machine, job: Job) -> StepPieces:
     def durations(variant: Seconds, alike: bool = True) -> np.ndarray:
         table = stage_durations(variant, software, together if alike else read)[0]
         of_stage = np.array(table, np.float64)[list(plan.kinds)]
+        # Only a zero-bubble schedule moves gradients of weights away from the backward pass.
         if weight_in_backward(plan.layout):
             of_stage[:, BACKWARD] += of_stage[:, WEIGHT]
             of_stage[:, WEIGHT] = 0.0

@@ -192,6 +192,7 @@ def kernel_of_name(
     product = is_product(work)
     attention = any(FAMILIES[kernel.family].generations == "attention" for kernel in work)
     multiplying = ("attention", "unknown") if attention else ("gemm", "moe", "unknown")
+    # A copy or a reduction that is launched beside a product has its shapes, but not its work.
     fits = reading.kind in multiplying if product else reading.kind not in ("gemm", *MOVES)
     kernels = work if fits else ()
     dtype = reading.dtype or operand_dtype if product or not work else operand_dtype or reading.dtype
@@ -261,11 +262,9 @@ def encodable(name: str) -> str:
 
 def hashable(value: Any) -> Hashable:
     """A value of JSON as a key; a list or object as its text."""
-    return (
-        value
-        if isinstance(value, int | float | type(None))
-        else encodable(value if isinstance(value, str) else repr(value))
-    )
+    if isinstance(value, int | float | type(None)):
+        return value
+    return encodable(value if isinstance(value, str) else repr(value))
 
 
 def launch_of(grid: Any, block: Any, registers: Any = None, shared: Any = None) -> Launch | None:

@@ -187,6 +187,7 @@ def split_rows(protocol: str, rows: Rows) -> tuple[Rows, Rows]:
         size = _size(rows)
         return rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
     if protocol == "seen":
+        # Without a GPU left out, rows that were fitted would be scored: a fifth of them is kept apart.
         fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
         return rows.take(~fifth), rows.take(fifth)
     return rows, rows
