@@ -67,7 +67,7 @@ def seen_logs(rows: Rows, protocol: Protocol, seeds: int) -> np.ndarray:
     kind = fitted_kind(training)
     best = fit(kind, training, [Job(seed) for seed in range(seeds)], RECIPE.settings).best
     sample = sample_of(rows.take(protocol.scored))
-    run = jax.jit(lambda member: jnp.log(forecast(kind, member, COLLECTIVE, sample)))
+    run = jax.jit(lambda member: jnp.log(forecast(COLLECTIVE, kind.predictor(member, COLLECTIVE, sample), sample)))
     logs = [run(jax.tree.map(lambda leaf, at=at: leaf[at], best)) for at in range(seeds)]
     return np.asarray(np.mean(np.asarray(logs), axis=0))
 

@@ -237,8 +237,8 @@ def served(folder: Path) -> Measured:
         joules, seconds = of_step(predictor, gpu, graph)
         step_s = max(row.median_itl_ms * 1e-3, seconds)
         rest = step_s - seconds  # prompts of other chats
-        joules[ENERGIES["product_pj"]] += PICOJOULE * rest * gpu.fp32_flop_per_s / FLOP_A_LANE
-        joules[ENERGIES["flop16_pj"]] += rest * PROMPT_SHARE * gpu.bf16_flop_per_s * PICOJOULE
+        joules[ENERGIES.index("product_pj")] += PICOJOULE * rest * gpu.fp32_flop_per_s / FLOP_A_LANE
+        joules[ENERGIES.index("flop16_pj")] += rest * PROMPT_SHARE * gpu.bf16_flop_per_s * PICOJOULE
         parts.append((joules, step_s, 0.0, row.avg_power_watts, 1.0, REGULATED * gpu.tdp_w, row.model_id))
     columns = [np.array(column) for column in zip(*parts, strict=True)]
     return Measured(columns[0].T, *columns[1:], gpu)

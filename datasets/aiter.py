@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from neusight_jax.datasets.imported import ImportReport, write_imported
+from neusight_jax.datasets.imported import ImportReport, write_measurements
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -70,7 +70,7 @@ def import_aiter(source: Path | str, output: Path | str) -> ImportReport:
     light = check_rows(frame, "aiter")[1].bad
     left_out["rows faster than light"] += int(light.sum())
     frame = frame[~light].reset_index(drop=True)
-    write_imported(target, {"kernels/aiter": frame}, {"ATTRIBUTION": ATTRIBUTION})
+    write_measurements(target, {"kernels/aiter.parquet": frame}, {"ATTRIBUTION": ATTRIBUTION})
     rows = dict(sorted(Counter(frame["device"] + " " + frame["dtype"]).items()))
     return ImportReport(target, "of ROCm/aiter", rows, {("", why): count for why, count in left_out.items()})
 
@@ -87,6 +87,7 @@ def _table(file: Path) -> pd.DataFrame:
 def _configs(folder: Path) -> pd.DataFrame:
     """Rows of all files of products below a folder, in `COLUMNS`."""
     parts = []
+    # Formats stand in the names of files alone; folders hold tunings of other kernels too.
     for file in sorted(folder.rglob("*gemm*.csv")):
         form = next((key for key in FORMATS if key in file.name), None)
         if form is None:
@@ -107,10 +108,10 @@ def _in_schema(raw: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
     """Rows of known boards in the schema's columns, where n is the contraction; the others are counted by reason."""
     boards = [DEVICES.get((str(gfx), int(units))) for gfx, units in zip(raw["gfx"], raw["cu_num"], strict=True)]
     timed = np.isfinite(raw["latency_s"]) & (raw["latency_s"] >= SHORTEST_S)
-    known = pd.Series(boards, index=raw.index).notna() & raw["format"].notna()
-    left_out["rows of another board or format"] += int((~known).sum())
-    left_out["rows without a time"] += int((known & ~timed).sum())
-    rows = raw.assign(device=pd.Series(boards, index=raw.index, dtype=object))[known & timed]
+    of_board = pd.Series(boards, index=raw.index).notna() & raw["format"].notna()
+    left_out["rows of another board or format"] += int((~of_board).sum())
+    left_out["rows without a time"] += int((of_board & ~timed).sum())
+    rows = raw.assign(device=pd.Series(boards, index=raw.index, dtype=object))[of_board & timed]
     forms = [FORMATS[form] for form in rows["format"]]
     frame = pd.DataFrame(
         {

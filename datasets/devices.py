@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ def find_device(name: str, extra_gpus: Mapping[str, GPU] = NONE_OWN) -> tuple[st
     if name in extra_gpus:
         return name, extra_gpus[name]
     try:
-        return _catalog_device(name)
+        return gpu_info(name).name, catalog_gpu(name)
     except InputError as error:
         described = f"; described here: {', '.join(extra_gpus)}" if extra_gpus else ""
         place = f"with that name, as {GPU_FILE} beside the measurements or as --gpu-file FILE"
@@ -95,8 +94,3 @@ def _gpu_files(root: Path) -> list[Path]:
         return [root]
     folders = [root] if root.is_dir() else [root.parent, root.parent.parent]
     return [folder / GPU_FILE for folder in folders if (folder / GPU_FILE).is_file()][:1]
-
-
-@functools.lru_cache(maxsize=256)
-def _catalog_device(name: str) -> tuple[str, GPU]:
-    return gpu_info(name).name, catalog_gpu(name)

@@ -1,10 +1,12 @@
-"""Imports of other projects' measurements: what is written of one, and what people are told."""
+"""Folders of measurements as they are written, and what people are told of an import of other projects' ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -40,18 +42,20 @@ class ImportReport:
         return [*out, *self.remarks]
 
 
-def write_imported(output: Path, tables: Mapping[str, pd.DataFrame], texts: Mapping[str, str]) -> None:
-    """Write an import, all or nothing.
+def write_measurements(output: Path, tables: Mapping[str, pd.DataFrame], texts: Mapping[str, str]) -> None:
+    """Write a folder of measurements, all or nothing.
 
     Args:
       output: folder of the measurement schema, new or empty.
-      tables: path in it without the suffix, such as `kernels/linear`, and rows; those without rows are left out.
+      tables: path in it, .csv or .parquet, and rows; those without rows are left out.
       texts: name and content of other files.
     """
     with atomic_folder(output) as folder:
         for path, table in tables.items():
+            file = folder / path
             if len(table):
-                (folder / path).parent.mkdir(exist_ok=True)
-                table.reset_index(drop=True).to_parquet(folder / f"{path}.parquet", compression="zstd", index=False)
+                file.parent.mkdir(exist_ok=True)
+                write: Any = table.to_csv if file.suffix == ".csv" else partial(table.to_parquet, compression="zstd")
+                write(file, index=False)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")

@@ -122,6 +122,7 @@ def read_measurements(
     frames = []
     spelled: set[str] = set()
     for file in kernels:
+        # Rows of other GPUs go before the checks: what nobody asks for need not be right.
         raw = _only(_read(file, READ_COLUMNS), wanted, chosen, extra_gpus)
         if measured_on is not None:
             spelled |= {str(device) for device in raw["device"].dropna().unique()} if "device" in raw else set()

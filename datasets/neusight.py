@@ -20,7 +20,7 @@ from rich.console import Console
 from neusight_jax import units
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import find_device
-from neusight_jax.datasets.imported import ImportReport, write_imported
+from neusight_jax.datasets.imported import ImportReport, write_measurements
 from neusight_jax.datasets.row_checks import GoodRows, OnInvalid, check_rows
 from neusight_jax.errors import InputError
 from neusight_jax.files import refuse_existing
@@ -233,8 +233,8 @@ def import_neusight(
     tables: dict[str, pd.DataFrame] = {}
     for op, frame in kept.items():
         amd = frame["device"].map(lambda device: gpu_info(device).vendor == "AMD").astype(bool)
-        tables |= {f"kernels/{op}": frame[~amd], f"kernels_amd/{op}": frame[amd]}
-    write_imported(output, tables, {GPUS_FILE: json.dumps(gpus, indent=2, sort_keys=True) + "\n"} if gpus else {})
+        tables |= {f"kernels/{op}.parquet": frame[~amd], f"kernels_amd/{op}.parquet": frame[amd]}
+    write_measurements(output, tables, {GPUS_FILE: json.dumps(gpus, indent=2, sort_keys=True) + "\n"} if gpus else {})
     left_out = {
         ("", "exact duplicate rows"): sum(len(frame) - len(kept[op]) for op, frame in good.items()),
         ("", "rows of merged files whose device has a file of its own"): superseded,
@@ -292,9 +292,9 @@ def _good(rows: pd.DataFrame, checks: GoodRows) -> dict[str, pd.DataFrame]:
         left = pd.concat(fine)
         if len(left):
             good[str(op)] = _typed(left.reset_index(drop=True).dropna(axis="columns", how="all"), str(op))
-    found = checks.problems()
+    bad_rows = checks.problems()
     if not good:
-        raise InputError(f"all {checks.bad} measurement rows are bad; first: {found.iloc[0]['detail']}")
+        raise InputError(f"all {checks.bad} measurement rows are bad; first: {bad_rows.iloc[0]['detail']}")
     return good
 
 

@@ -247,6 +247,7 @@ def device_column(
     names: dict[Any, Any] = {}
     gpus: dict[str, GPU] = {}
     reasons: dict[Any, str] = {}
+    # Thousands of rows name a few devices: each is looked up once.
     for name in pd.unique(texts):
         names[name] = name
         try:
@@ -316,6 +317,7 @@ def _check_light(frame: pd.DataFrame, gpus: dict[str, GPU], problems: Problems) 
                 continue
             peak = np.asarray(peak_flop_per_s(gpu, family, jnp.arange(len(DTYPES))), np.float64)[dtype[here]]
             compute_s = np.divide(flop[here], peak, out=np.zeros_like(peak), where=peak > 0.0)
+            # What fits into L2 may be warm there and beat memory: only larger kernels are held to its bandwidth.
             beyond_l2 = bytes_moved[here] > sum(warm_ramp(STANDARD)) * float(np.asarray(gpu.l2_bytes))
             memory_s = np.where(beyond_l2, bytes_moved[here] / float(np.asarray(gpu.mem_bytes_per_s)), 0.0)
             bound_s[rows.index[here]] = np.maximum(compute_s, memory_s)
@@ -350,6 +352,7 @@ def flop_and_bytes(
     size = len(dtype)
     flop, bytes_moved = np.zeros(size), np.zeros(size)
     element_bytes = np.array(ELEMENT_BYTES, np.float32)[dtype]
+    # Another length would compile the family again, so that the last chunk is padded.
     for start in range(0, size, CHUNK):
         part = slice(start, min(start + CHUNK, size))
         short = CHUNK - (part.stop - part.start)

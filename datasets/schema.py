@@ -96,12 +96,9 @@ Columns = np.ndarray[Any, np.dtype[Any]]
 _FAMILY_OPS: dict[str, tuple[str, str]] = {
     **{op: (op, op) for op in (*GEMM_OPS, *CONV_OPS, *ATTENTION_OPS)},
     **{op: ("elementwise", op) for op in (*BINARY_OPS, *UNARY_OPS)},
-    "softmax": ("softmax", "softmax"),
-    "ln": ("norm", "layernorm"),
-    "experts": ("grouped_gemm", "experts"),
-    "quantize": ("stream", "quantize"),
-    "quantize_rows": ("reduction", "quantize_rows"),
-    "copy": ("memory", "copy"),
+    **{"softmax": ("softmax", "softmax"), "ln": ("norm", "layernorm"), "copy": ("memory", "copy")},
+    **{"quantize": ("stream", "quantize"), "quantize_rows": ("reduction", "quantize_rows")},
+    **{op: ("grouped_gemm", op) for op in EXPERT_OPS},
     **{op: ("collective", op) for op in COLLECTIVE_OPS},
     **{op: (family.name, op) for op, (family, _) in OPERATORS.items()},
 }
@@ -153,17 +150,16 @@ def row_dims(op: str, columns: Mapping[str, Columns]) -> tuple[str, dict[str, Co
     if op in CONV_OPS:
         return family, _conv_dims(sizes)
     if op in ATTENTION_OPS:
-        return family, _attention_dims(sizes)
+        ours = {"head_size": "head_dim", "repeat": "batch_size"}
+        by_name = {name: sizes[ours.get(name, name)] for name in ("heads", "kv_heads", "window", *ours)}
+        return family, attention_dims(sizes["query_length"], sizes["kv_length"], causal=sizes["causal"] > 0, **by_name)
     if op in EXPERT_OPS:
         routed_dims = expert_dims(**{name: sizes[name] for name in _COLUMNS[op]}, distribution="balanced")
         return family, {**routed_dims, WEIGHT_SHARE: sizes[WEIGHT_SHARE]}
     if op in COLLECTIVE_OPS:
         same = {name: sizes[name] for name in ("bytes", "ranks", *dict(COLLECTIVE_OPTIONS))}
-        return family, {
-            **same,
-            "domains": sizes["nodes"],
-            "operation": np.full_like(first, 1 + COLLECTIVE_OPS.index(op)),
-        }
+        operation = np.full_like(first, 1 + COLLECTIVE_OPS.index(op))
+        return family, {**same, "domains": sizes["nodes"], "operation": operation}
     reads = 2.0 if op in BINARY_OPS else 1.0
     writes = 0.5 if op in QUANTIZE_OPS else 1.0  # sixteen bits in, eight out
     passes = {"reads": np.full(len(first), reads), "writes": np.full(len(first), writes)}
@@ -182,19 +178,6 @@ def schema_dims(op: str, dims: Mapping[str, float]) -> dict[str, int]:
     else:
         columns = {"b": dims["rows"], "h": dims["cols"]}
     return {name: int(size) for name, size in columns.items()}
-
-
-def _attention_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    return attention_dims(
-        columns["query_length"],
-        columns["kv_length"],
-        heads=columns["heads"],
-        kv_heads=columns["kv_heads"],
-        head_size=columns["head_dim"],
-        window=columns["window"],
-        causal=columns["causal"] > 0,
-        repeat=columns["batch_size"],
-    )
 
 
 def _conv_dims(columns: Mapping[str, Columns]) -> dict[str, Columns]:

@@ -99,7 +99,7 @@ def wanted(address: str) -> str:
     """What the page of an address has to show, by the library."""
     load, variant, question = asked(address)
     if question is not None:
-        result, about = questions.asked_of(load, variant, question)
+        result, about = questions.answer_to(load, variant, question)
         return report_of(result, **about).sentence
     machine = (variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job))[1]
     return duration(nj.predict(RooflinePredictor(), machine, work_of(load)).total_s)

@@ -96,7 +96,10 @@ def test_memory_of_a_kind_reaches_the_same_share(tmp_path: Path) -> None:
     kind = replace(_kind(rows), penalties=effect_penalties(rows))
     jobs = tuple(Job(0, (device,)) for device in rows.devices)
     found = LeftOut(kind, rows, jobs, fit(kind, rows, jobs, Settings(steps=300, batch_size=64)).best)
-    every, seconds = sample_of(rows, seen=False), jax.jit(lambda own, sample: forecast(kind, own, rows.family, sample))
+    every, seconds = (
+        sample_of(rows, seen=False),
+        jax.jit(lambda own, sample: forecast(rows.family, kind.predictor(own, rows.family, sample), sample)),
+    )
     for position, device in enumerate(rows.devices):
         alone = jax.tree.map(lambda leaf: leaf[0], found.members(device))
         ratio = np.asarray(seconds(alone, every)) / rows.seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,14 @@ def calibrate_checkpoint(
         )
     has_effect = canonical_name(name) in card.get("device_effects", {})
     predictor = load_predictor(checkpoint, canonical_name(name))
-    frame = data.frame
-    done = calibration(predictor, machine, table_from_frame(frame), frame["latency_s"].to_numpy(np.float64))
+    done = calibration(predictor, machine, data)
     rows = {family: int(item["rows"]) for family, item in done.summary.items()}
     kept = {key: value for key, value in card.items() if key not in ("format", "seconds")}
     out = {
         **kept,
         "kind": "calibrated",
         "architecture": {**card["architecture"], "points": rows},
-        "trained_dtypes": sorted({*card.get("trained_dtypes", ()), *frame["dtype"].unique()}),
+        "trained_dtypes": sorted({*card.get("trained_dtypes", ()), *data.frame["dtype"].unique()}),
         "held_out": [device for device in card.get("held_out", ()) if device != name],
         "device_effects": {},
         "device_intervals": {},
@@ -108,21 +108,13 @@ def measured_on(
 
     Args: as of `calibrate_checkpoint`.
     """
-    gpu = _as_measured(gpu, measurements)
+    if canonical_name(gpu) is not None:
+        with suppress(InputError):  # rows need not name their device; if these do, reading them says so
+            gpu = measured_device(gpu, measured_names(measurements))
     described = own_devices([Path(path) for path in measurements])[0]
     name, machine = (gpu, described[gpu]) if gpu in described else load_named_gpu(gpu)
     on_invalid: OnInvalid = "drop" if drop_invalid else "refuse"
     return name, machine, read_measurements(measurements, on_invalid=on_invalid, measured_on=(name, machine))
-
-
-def _as_measured(gpu: str, measurements: Sequence[Path | str]) -> str:
-    """The measured device that the name of a GPU means; the name itself where none does, or it is a file."""
-    if canonical_name(gpu) is None:
-        return gpu
-    try:
-        return measured_device(gpu, measured_names(measurements))
-    except InputError:
-        return gpu  # rows need not name their device; if these do, reading them says so
 
 
 STEPS = 8
@@ -173,7 +165,7 @@ def calibration(
     predictor: Predictor,
     gpu: Machine,
     table: KernelTable | Measurements,
-    seconds: Float[np.ndarray, " row"] | Sequence[float] | None,
+    seconds: Float[np.ndarray, " row"] | Sequence[float] | None = None,
     prior: Prior | None = None,
 ) -> Calibration:
     """Calibrate as `calibrate` does, with a summary by family.
@@ -230,25 +222,16 @@ def measured_kernels(
 ) -> tuple[KernelTable, Float[np.ndarray, " row"]]:
     """Measured kernels and their seconds. Args, and what is raised: as of `calibrate`."""
     if not isinstance(table, KernelTable):
-        table, seconds = _from_measurements(table, seconds)
-    measured = _checked(table, seconds)
-    require_covered(predictor, table)
-    return table, measured
-
-
-def _from_measurements(data: Measurements, seconds: Any) -> tuple[KernelTable, np.ndarray]:
-    devices = sorted(data.frame["device"].unique())
-    if len(devices) != 1:
-        raise InputError(
-            f"calibration takes kernels of one GPU, these were measured on {len(devices)}: {', '.join(devices)}; "
-            "read one with read_measurements(..., devices=[name])"
-        )
-    if seconds is not None:
-        raise InputError("measurements hold their own latencies; leave `seconds` out")
-    return table_from_frame(data.frame.reset_index(drop=True)), data.frame["latency_s"].to_numpy(np.float64)
-
-
-def _checked(table: KernelTable, seconds: Any) -> np.ndarray:
+        frame = table.frame.reset_index(drop=True)
+        devices = sorted(frame["device"].unique())
+        if len(devices) != 1:
+            raise InputError(
+                f"calibration takes kernels of one GPU, these were measured on {len(devices)}: {', '.join(devices)}; "
+                "read one with read_measurements(..., devices=[name])"
+            )
+        if seconds is not None:
+            raise InputError("measurements hold their own latencies; leave `seconds` out")
+        table, seconds = table_from_frame(frame), frame["latency_s"]
     if seconds is None:
         raise InputError("a kernel table holds no latencies; give the measured seconds of its rows too")
     measured = np.asarray(seconds, np.float64)
@@ -259,7 +242,8 @@ def _checked(table: KernelTable, seconds: Any) -> np.ndarray:
     wrong = np.flatnonzero(~(np.isfinite(measured) & (measured > 0)))
     if wrong.size:
         raise InputError(f"seconds of row {wrong[0]} is {measured[wrong[0]]}, expected a number above 0")
-    return measured
+    require_covered(predictor, table)
+    return table, measured
 
 
 @dataclass(frozen=True)
@@ -290,6 +274,7 @@ def _fit(
 
     start = here = state(np.zeros((len(rows.log_seconds), len(EFFECTS))))
     weight = np.ones(len(here.error))
+    # Forecasts are linear only near the shifts, and weights go by the residuals: both are taken anew in each step.
     for _ in range(STEPS):
         target = here.error + np.sum(here.shares * (here.constant + kernel @ here.weights), axis=1)
         inverse = np.linalg.inv(prior.covariance(here.shares, here.shares, kernel) + np.diag(noise**2 / weight))
@@ -337,6 +322,7 @@ def _posterior(prior: Prior, dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _points(batches: dict[str, KernelBatch], measured: np.ndarray, prior: Prior) -> _Points:
     """Rows of the families that share a network, padding dropped, at most `MOST_ROWS` of them."""
+    # Solving is cubic in the rows, so that of too many some are drawn, over all families together.
     total = sum(batch.num_rows for batch in batches.values())
     kept = np.ones(total, bool)
     if total > MOST_ROWS:
@@ -369,12 +355,12 @@ def _linear(
 
 def summary_lines(summary: dict[str, dict[str, float]]) -> list[str]:
     """A line for each family, for people."""
-    return [
-        f"{name}: {item['rows']:.0f} kernels, error {item['before']:.1f}% before, {item['after']:.1f}% after "
-        f"(each kernel forecast from the others){_interval_words(item.get('log_half_width'))}"
-        for name, item in summary.items()
-    ]
-
-
-def _interval_words(width: float | None) -> str:
-    return "" if width is None else f"; 80% interval {math.expm1(-width):+.0%} to {math.expm1(width):+.0%}"
+    lines = []
+    for name, figures in summary.items():
+        width = figures.get("log_half_width")
+        interval = "" if width is None else f"; 80% interval {math.expm1(-width):+.0%} to {math.expm1(width):+.0%}"
+        lines.append(
+            f"{name}: {figures['rows']:.0f} kernels, error {figures['before']:.1f}% before, {figures['after']:.1f}% "
+            f"after (each kernel forecast from the others){interval}"
+        )
+    return lines

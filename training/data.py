@@ -136,11 +136,21 @@ def model_rows(measurements: Measurements, name: str, devices: Sequence[str]) ->
     The overhead of a device is the median time of its views, which launch nothing. Nodes shorter than `MIN_NODE_S` and
     contaminated runs are left out.
     """
-    nodes = measurements.per_op
+    every = pd.DataFrame({"device": []}) if measurements.per_op is None else measurements.per_op
     records: list[dict[str, Any]] = []
-    if nodes is not None and "fw_ops" in nodes:
-        for device in devices:
-            records += _model_records(nodes[nodes["device"] == device], device, name)
+    for device in devices:
+        nodes = every[every["device"] == device]
+        if nodes.empty or "fw_ops" not in nodes:
+            continue
+        overhead_s = event_overhead_s(nodes)
+        # A node of several kernels has one time for all of them, which tells nothing of either.
+        for row in nodes[~contaminated(nodes)].to_dict("records"):
+            node = {str(column): value for column, value in row.items()}
+            kernel = _only_kernel(node)
+            seconds = node["forward_s"] - overhead_s
+            if kernel is not None and kernel.family == name and seconds >= MIN_NODE_S:
+                common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
+                records.append({**common, "latency_s": seconds, **kernel.dims})
     columns = ["device", "op", "dtype", "latency_s", "tile", *FAMILIES[name].dims]
     frame = pd.DataFrame(records, columns=columns)
     return _rows(frame, FAMILIES[name], devices, isolated=0.0, gpu_of=measurements.gpu)
@@ -158,9 +168,9 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return replace(first, batch=batch, **columns)
 
 
-def thin(rows: Rows, per_device: int, seed: int = 0) -> Rows:
+def thin(rows: Rows, per_device: int) -> Rows:
     """At most this many rows of each device, drawn at random."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     chosen = [
         generator.permutation(np.flatnonzero(rows.device == index))[:per_device] for index in range(len(rows.devices))
     ]
@@ -200,6 +210,8 @@ def _rows(
         libraries = {name: family.library_of(generation_of(name, family.generations)) for name in devices}
         library: Any = frame["device"].map(libraries).to_numpy(np.float32)
         batch = replace(batch, dims={**batch.dims, LIBRARY: library})
+    gpus = {name: gpu_of(name) for name in devices}
+    clusters = [Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()] if family.linked else []
     return Rows(
         family=family,
         batch=batch,
@@ -208,15 +220,9 @@ def _rows(
         device=frame["device"].map(index).to_numpy(np.int32),
         isolated=np.full(count, isolated, np.float32),
         devices=tuple(devices),
-        gpus=stack_gpus([gpu_of(name) for name in devices]),
-        topologies=_topologies(devices, gpu_of) if family.linked else None,
+        gpus=stack_gpus([*gpus.values()]),
+        topologies=stack_clusters(clusters).topology if clusters else None,
     )
-
-
-def _topologies(devices: Sequence[str], gpu_of: Callable[[str], GPU]) -> Topology:
-    """Topologies of devices in their usual servers, stacked [device]."""
-    gpus = {name: gpu_of(name) for name in devices}
-    return stack_clusters([Cluster(gpu, usual_topology(name, gpu), 0) for name, gpu in gpus.items()]).topology
 
 
 def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
@@ -235,23 +241,6 @@ def _tile_labels(frame: pd.DataFrame, family: Family) -> np.ndarray:
     distance = np.abs(np.log(np.where(measured, per_block, 1.0))[:, None] - np.log(sizes)[None, :])
     # Further off than half a unit of the logarithm, the size is none of the menu.
     return np.where(measured & (distance.min(axis=1) < 0.5), distance.argmin(axis=1), -1).astype(np.int32)
-
-
-def _model_records(nodes: pd.DataFrame, device: str, name: str) -> list[dict[str, Any]]:
-    if nodes.empty:
-        return []
-    overhead_s = event_overhead_s(nodes)
-    records = []
-    for row in nodes[~contaminated(nodes)].to_dict("records"):
-        node = {str(column): value for column, value in row.items()}
-        kernel = _only_kernel(node)
-        if kernel is None or kernel.family != name:
-            continue
-        seconds = node["forward_s"] - overhead_s
-        if seconds >= MIN_NODE_S:
-            common = {"device": device, "op": kernel.op, "dtype": "fp32", "tile": None}
-            records.append({**common, "latency_s": seconds, **kernel.dims})
-    return records
 
 
 def _only_kernel(node: Mapping[str, Any]) -> Kernel | None:

@@ -57,13 +57,13 @@ class Perceptron(linen.Module):
 def as_modules(parameters: Any) -> Any:
     """Parameters with the flax module of every network said; what has one keeps it."""
 
-    def said(node: Any) -> Any:
+    def with_module(node: Any) -> Any:
         if not isinstance(node, Network) or node.module is not None:
             return node
         *hidden, outputs = (layer.shape[-1] for layer in node.parameters["weights"])
         return replace(node, module=Perceptron(tuple(hidden), outputs))
 
-    return jax.tree.map(said, parameters, is_leaf=lambda node: isinstance(node, Network))
+    return jax.tree.map(with_module, parameters, is_leaf=lambda node: isinstance(node, Network))
 
 
 # The state of an unfinished training run, kept beside its output so that it can go on.
@@ -87,14 +87,14 @@ class Saved:
 
     def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.folder = _folder(output)
-        self.asked = json.loads(json.dumps(request))
+        self.request = json.loads(json.dumps(request))
 
     def check(self) -> None:
         """`InputError` unless there is a run to go on with, and it was asked the same."""
         path = self.folder / _ASKED
         if not path.is_file():
             raise InputError(f"nothing to resume: {self.folder} is missing; run without --resume")
-        if json.loads(path.read_text()) != self.asked:
+        if json.loads(path.read_text()) != self.request:
             raise InputError(f"{path}: recipe, hold-out or seed differ from this run; repeat them, or drop --resume")
 
     def discard(self) -> None:
@@ -104,19 +104,15 @@ class Saved:
     def save(self, name: str, state: FitState) -> None:
         """Keep the state of one fit, whole or not at all."""
         if not (self.folder / _ASKED).exists():
-            write_text_atomically(self.folder / _ASKED, json.dumps(self.asked))
+            write_text_atomically(self.folder / _ASKED, json.dumps(self.request))
         flat = tree_to_arrays(state)
         write_atomically(self._file(name), lambda path: save_file(flat, path))
 
-    def load(self, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
-        """Kept state of one fit, or a fresh one.
+    def load(self, name: str, fresh: FitState) -> FitState:
+        """Kept state of one fit, or the fresh one, whose shapes it has.
 
-        Args:
-          name: of the fit, as it was given to `save`.
-          kind: what is fitted; it, rows, jobs and settings say what shapes the state has.
         Raises: `InputError` for a file that cannot be read or is of other shapes.
         """
-        fresh = init_state(kind, rows, jobs, settings)
         path = self._file(name)
         if not path.is_file():
             return fresh
@@ -331,12 +327,6 @@ def _with_best(state: FitState, loss: Float[Array, ""]) -> FitState:
     return state.replace(best=best, best_loss=jnp.minimum(loss, state.best_loss))
 
 
-def make_optimizer(settings: Settings) -> optax.GradientTransformation:
-    """AdamW with a cosine schedule to zero; weight decay on weight matrices only."""
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    return optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
-
-
 def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> FitState:
     """State before the first step, leading axis [job].
 
@@ -349,9 +339,12 @@ def init_state(kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) 
     parameters = []
     for job in jobs:
         seen = np.array([name not in job.held_out for name in rows.devices])[rows.device]
+        # Normalised to what a job may see alone: else a GPU that is left out would show in its features.
         parameters.append(kind.init(jax.random.key(job.seed), rows.family, features[seen], rows.take(seen)))
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    optimizer = optax.adamw(schedule, weight_decay=settings.weight_decay, mask=_weights_only)
     stacked = as_modules(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parameters))
-    fixed = {"apply_fn": kind.loss, "tx": make_optimizer(settings), "best_loss": np.finfo(np.float32).max}
+    fixed = {"apply_fn": kind.loss, "tx": optimizer, "best_loss": np.finfo(np.float32).max}
     create: Callable[..., FitState] = FitState.create
     state = jax.vmap(lambda job_parameters: create(params={"fitted": job_parameters}, best=job_parameters, **fixed))(
         stacked

@@ -160,8 +160,13 @@ def identify(
     mixture = calibratable(predictor)
     widths = _widths(base, figures)
     steps = not isinstance(measurements, KernelTable) and isinstance(measurements, Sequence)
-    evidence = _of_steps(mixture, base, measurements) if steps else _of_kernels(mixture, measurements, seconds)
-    run, sheet = _runner(mixture, base, evidence.works, tuple(widths)), _sheet(mixture, base, tuple(widths))
+    if steps:
+        evidence = _of_steps(mixture, base, measurements)
+    else:
+        table, measured = measured_kernels(mixture, measurements, seconds)  # type: ignore[arg-type]
+        evidence = _Evidence(np.log(measured), table, lambda machine: error_covariance(mixture, machine, table))
+    sheet = _sheet(mixture, base, tuple(widths))
+    run = _runner(mixture, base, evidence.works, sheet)
     return _Search(evidence, run, base, sheet, np.array([*widths.values()])).answer(gpu_name)
 
 
@@ -187,8 +192,8 @@ def _sheet(predictor: MixturePredictor, base: Machine, names: Sequence[str]) -> 
         for family in predictor.families.values()
     ]
     usual = {"power_limit_w": gpu.tdp_w, "clock_limit_hz": gpu.clock_hz, LAUNCH: np.exp(np.mean(floors))}
-    known = {**usual, **gpu.known()}
-    return {name: float(np.asarray(known[name])) for name in names}
+    figures = {**usual, **gpu.known()}
+    return {name: float(np.asarray(figures[name])) for name in names}
 
 
 def _moved(
@@ -225,11 +230,6 @@ class _Evidence:
     logs: np.ndarray
     works: KernelTable | tuple[KernelTable | Job, ...]
     errors: Callable[[Machine], Errors]
-
-
-def _of_kernels(predictor: MixturePredictor, measurements: Any, seconds: Any) -> _Evidence:
-    table, measured = measured_kernels(predictor, measurements, seconds)
-    return _Evidence(np.log(measured), table, lambda machine: error_covariance(predictor, machine, table))
 
 
 def _of_steps(predictor: MixturePredictor, base: Machine, steps: Any) -> _Evidence:
@@ -274,16 +274,16 @@ def _forecast(
     return jax.vmap(lambda one: (logs(one), jax.jacfwd(logs)(one)))(theta)
 
 
-def _runner(predictor: MixturePredictor, base: Machine, works: Any, names: tuple[str, ...]) -> Run:
+def _runner(predictor: MixturePredictor, base: Machine, works: Any, sheet: Mapping[str, float]) -> Run:
     places = np.zeros(0, int)
     if isinstance(works, KernelTable):
         order = np.concatenate([np.asarray(works.families[name].row) for name in sorted(works.families)])
         places = np.argsort(order, kind="stable")[len(order) - works.num_rows :]  # padding rows are negative
-    sheet = jnp.asarray(list(_sheet(predictor, base, names).values()), float)
+    names, figures = tuple(sheet), jnp.asarray(list(sheet.values()), float)
 
     def run(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = jnp.asarray(theta, float)
-        values, slopes = _forecast(predictor, on_device(base), works, places, sheet, at, names=names)
+        values, slopes = _forecast(predictor, on_device(base), works, places, figures, at, names=names)
         return np.asarray(values, np.float64), np.asarray(slopes, np.float64)
 
     return run
@@ -408,6 +408,7 @@ class _Search:
             cost = 0.5 * np.einsum("br,rs,bs->b", residual, precision, residual) + 0.5 * theta**2 @ prior
             return logs, slopes * free[:, None], cost
 
+        # All starts step together: a compiled program of many costs little more than that of one.
         damping = np.full(len(theta), 1e-3)
         logs, slopes, cost = judged(theta)
         for _ in range(STEPS):

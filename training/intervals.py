@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from neusight_jax.datasets.measurements import Measurements
 from neusight_jax.datasets.row_checks import MODES
@@ -87,30 +87,21 @@ def _quantile(residuals: Residuals, row_weight: Mapping[str, float], level: floa
     return float(sizes[order][min(place, len(sizes) - 1)])
 
 
-def own_width(residuals: Residuals, device: str, level: float = LEVEL, others: float = OTHERS) -> float:
+def own_width(residuals: Residuals, device: str) -> float:
     """Width of the interval of a device that was measured: of its own residuals, the few of a whole model with others'.
 
-    Args:
-      residuals: log(measured / forecast) of measured devices, forecast with their effects; the device is among them.
-      others: rows that all other devices count as, together.
+    `residuals`: of measured devices, forecast with their effects, the device among them. The others count as `OTHERS`.
     """
     count = len(residuals) - 1
-    weight = {name: 1.0 if name == device else others / len(errors) / count for name, errors in residuals.items()}
-    return _quantile(residuals, weight, level)
+    weight = {name: 1.0 if name == device else OTHERS / len(errors) / count for name, errors in residuals.items()}
+    return _quantile(residuals, weight, LEVEL)
 
 
-def own_coverage(residuals: Residuals, device: str, level: float = LEVEL) -> float:
+def own_coverage(residuals: Residuals, device: str) -> float:
     """Share of a device's residuals inside the interval made without them, one at a time; of several devices."""
     errors = residuals[device]
-    widths = [own_width({**residuals, device: np.delete(errors, at)}, device, level) for at in range(len(errors))]
+    widths = [own_width({**residuals, device: np.delete(errors, at)}, device) for at in range(len(errors))]
     return float(np.mean(np.abs(errors) <= widths))
-
-
-def interval_score(residual: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """Coverage of an interval, and its score (Winkler's; less is better): the width, and ten times what a residual lies
-    outside by, for an interval that should hold 80 %."""
-    beyond = np.maximum(low - residual, 0.0) + np.maximum(residual - high, 0.0)
-    return float(np.mean(beyond == 0.0)), float(high - low + 2.0 / (1.0 - LEVEL) * np.mean(beyond))
 
 
 def coverage(residuals: Residuals, level: float) -> dict[str, float]:
@@ -122,8 +113,8 @@ def coverage(residuals: Residuals, level: float) -> dict[str, float]:
     return out
 
 
-def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
-    """The interval whose mean coverage of a further GPU comes closest to `level`.
+def conformal_interval(residuals: Residuals) -> Interval:
+    """The interval whose mean coverage of a further GPU comes closest to `LEVEL`.
 
     GPUs differ by more than the rows of one GPU do, so pooled quantiles of the same level hold less than they say on a
     further GPU; the nominal level is raised (or lowered) until the held-out coverage is right.
@@ -132,10 +123,11 @@ def conformal_interval(residuals: Residuals, level: float = LEVEL) -> Interval:
       residuals: at least two devices; with one, its own quantile is returned and `coverage` is empty.
     """
     if len(residuals) < 2:
-        return Interval(pooled_quantile(residuals, level), level, {})
+        return Interval(pooled_quantile(residuals, LEVEL), LEVEL, {})
     gaps = [
-        (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - level), nominal) for nominal in CANDIDATES
+        (abs(float(np.mean(list(coverage(residuals, nominal).values()))) - LEVEL), nominal) for nominal in CANDIDATES
     ]
+    # Of levels that hold alike the lowest counts: its interval is the narrowest.
     nominal = float(min(gaps)[1])
     return Interval(pooled_quantile(residuals, nominal), nominal, coverage(residuals, nominal))
 
@@ -150,30 +142,12 @@ class Evidence:
     Attributes:
       left_out: fits that left each device out, by family; none of a family measured on one GPU (or architecture) alone.
       seen: log(measured / forecast) of training devices forecast with their effect, by family.
-      shapes: smallest and largest features trained on, by family.
-      gpus: the same of `gpu_ratios`.
+      rows: what the final fits were trained on, by family; they say which shapes and GPUs are known.
     """
 
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     seen: dict[str, Residuals] = field(default_factory=dict)
-    shapes: dict[str, np.ndarray] = field(default_factory=dict)
-    gpus: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def add(self, name: str, rows: Rows, left_out: LeftOut | None, seen: Residuals) -> None:
-        """Add one family.
-
-        Args:
-          name: of its network.
-          rows: what the final fit was trained on; they say which shapes and GPUs are known.
-          left_out: fits that left each device out; None where there is none.
-          seen: log(measured / forecast) by device, forecast with its effect.
-        """
-        features = np.asarray(row_features(rows))
-        self.seen[name] = seen
-        if left_out is not None:
-            self.left_out[name] = left_out
-        self.shapes[name] = np.stack([features.min(axis=0), features.max(axis=0)])
-        self.gpus[name] = range_of(np.asarray(gpu_ratios(rows.gpus)))
+    rows: dict[str, Rows] = field(default_factory=dict)
 
 
 def eager_scores(data: Measurements, devices: Sequence[str], system: System) -> pd.DataFrame:
@@ -246,10 +220,14 @@ def make_intervals(
         measured_kernels={name: _pair(measured[name]) for name in evidence.seen},
         measured_total=_pair(measured.get(MODELS, none)),
         labelled=labelled,
-        gpu_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.gpus.items()},
-        shape_range={name: jnp.asarray(value, jnp.float32) for name, value in evidence.shapes.items()},
+        gpu_range={name: _range(gpu_ratios(rows.gpus)) for name, rows in evidence.rows.items()},
+        shape_range={name: _range(row_features(rows)) for name, rows in evidence.rows.items()},
     )
     return intervals, _card(devices, left_out, seen, usual, others, measured)
+
+
+def _range(figures: Any) -> Float[Array, "end figure"]:
+    return jnp.asarray(range_of(np.asarray(figures)), jnp.float32)
 
 
 def _by_vendor(
@@ -281,12 +259,14 @@ def _card(
     measured: Mapping[str, Interval],
 ) -> dict[str, Any]:
     """Entries of the card on the evidence: intervals, how wide each device's own are, errors of GPUs left out."""
+    models = seen.get(MODELS, {})
+    held = {device: round(own_coverage(models, device), 3) for device in models if len(models) > 1}
     return {
         "intervals": {
             "left out": {name: _said(item) for name, item in usual.items()},
             **({"left out, another vendor": {name: _said(item) for name, item in others.items()}} if others else {}),
             "seen": {name: _said(item) for name, item in measured.items()},
-            "own": {"coverage of models": _own_coverage(seen.get(MODELS, {}))},
+            "own": {"coverage of models": held},
         },
         "device_intervals": {
             device: {name: round(own_width(errors, device), 4) for name, errors in seen.items() if device in errors}
@@ -297,11 +277,6 @@ def _card(
             for name, residuals in left_out.items()
         },
     }
-
-
-def _own_coverage(models: Residuals) -> dict[str, float]:
-    """Coverage of measured devices' intervals on whole models, each left out of its own; nothing of one device."""
-    return {device: round(own_coverage(models, device), 3) for device in models} if len(models) > 1 else {}
 
 
 def narrowed(residuals: Residuals, widening: Mapping[str, float]) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import FLOOR, IN_MODEL
 from neusight_jax.training.data import Rows
 from neusight_jax.training.fit import Job, Settings, fit
-from neusight_jax.training.objectives import MixtureObjective, generation_mask, residuals_of, stack_members
+from neusight_jax.training.objectives import MixtureObjective, generation_mask, members_of, residuals_of, stack_members
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class LeftOut:
         where = np.array([device in job.held_out for job in self.jobs])
         return jax.tree.map(lambda leaf: leaf[where], self.best)
 
+    def of_seed(self, seed: int) -> LeftOut:
+        """The fits of one seed."""
+        where = np.array([job.seed == seed for job in self.jobs])
+        jobs = tuple(job for job in self.jobs if job.seed == seed)
+        return replace(self, jobs=jobs, best=jax.tree.map(lambda leaf: leaf[where], self.best))
+
     def held_out_with(self, device: str) -> tuple[str, ...]:
         """Devices left out together with a device, itself included."""
         return next(job.held_out for job in self.jobs if device in job.held_out)
@@ -51,10 +57,7 @@ class LeftOut:
             rows = self.rows.of_device(device)
             rows = rows.take(rows.isolated > 0.5)
             if len(rows.seconds):
-                stacked = self.members(device)
-                count = len(jax.tree.leaves(stacked)[0])
-                members = [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
-                out |= residuals_of(self.kind, members, rows, seen=False)
+                out |= residuals_of(self.kind, members_of(self.members(device)), rows, seen=False)
         return out
 
     def parameters(self, device: str) -> FamilyMixture:
@@ -69,6 +72,7 @@ def left_out_jobs(seeds: int, devices: Sequence[str], by: str = "device") -> tup
     """
     groups: dict[str, tuple[str, ...]] = {}
     for device in devices:
+        # Siblings of one architecture would give a GPU away that is left out alone.
         key = device if by == "device" else gpu_info(device).architecture
         groups[key] = (*groups.get(key, ()), device)
     return tuple(Job(seed, group) for seed in range(seeds) for group in groups.values() if len(groups) > 1)

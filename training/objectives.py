@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,9 @@ from neusight_jax.model.network import Network, apply_network, init_network
 from neusight_jax.model.neusight import OUTPUTS, NeuSightPredictor, neusight_inputs
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.model.residuals import EFFECTS, IN_MODEL, MEMORY, OTHER_VENDOR, effect_width
-from neusight_jax.model.rivals import FittedBaseline
 from neusight_jax.model.roofline import element_bytes, peak_flop_per_s
 from neusight_jax.training.data import Rows
-from neusight_jax.training.fit import Kind, Sample, Settings, sample_of
+from neusight_jax.training.fit import Kind, Sample, Settings, row_features, sample_of
 
 EFFECT_SHARES: dict[str, float] = {
     "linear": 4.0,
@@ -109,7 +107,9 @@ class MixtureObjective:
 
         Args: as of `fit.Kind.loss`.
         """
-        log_forecast = jnp.log(forecast(self, parameters, family, _on_own_tiles(sample, family)))
+        log_forecast = jnp.log(
+            forecast(family, self.predictor(parameters, family, sample), _on_own_tiles(sample, family))
+        )
         shrunk, table = (jnp.sqrt(array**2 + EFFECT_WIDTH**2) for array in (parameters.effect, parameters.residual[0]))
         costs = jnp.asarray(self.penalties or (1.0,) * len(shrunk))
         share = EFFECT_SHARES.get(family.name, 1.0)
@@ -136,48 +136,16 @@ def _on_own_tiles(sample: Sample, family: Family) -> Sample:
 
 
 @dataclass(frozen=True)
-class NeuSightObjective:
-    """The `neusight` predictor."""
-
-    tile: TileChoice
-    hidden: tuple[int, ...] = (64, 64, 64)
-    network: Any = None
-
-    def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
-        """Network normalised to the paper's inputs on the rows.
-
-        Args: as of `fit.Kind.init`.
-        """
-        sample = sample_of(rows)
-        size = element_bytes(sample.batch.dtype)
-        work = family.work(sample.batch.dims, size)
-        peak = peak_flop_per_s(sample.gpu, family, sample.batch.dtype)
-        tile = choose_tile(self.tile, sample.gpu, work, features)
-        return init_network(key, neusight_inputs(sample.gpu, tile, peak), self.hidden, OUTPUTS, 1, self.network)
-
-    def predictor(self, parameters: Network, family: Family, sample: Sample) -> Predictor:
-        """The predictor of one family."""
-        return NeuSightPredictor({family.network: parameters}, {family.network: self.tile})
-
-    def loss(self, parameters: Network, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
-        """Log error.
-
-        Args: as of `fit.Kind.loss`.
-        """
-        return log_error_loss(jnp.log(forecast(self, parameters, family, sample)), sample, settings)
-
-
-@dataclass(frozen=True)
-class BaselineObjective:
-    """A baseline of `RIVALS` that is fitted by gradients.
+class LogErrorObjective:
+    """A predictor without effects of devices, fitted by gradients to its log error alone.
 
     Attributes:
-      kind: key of `RIVALS`.
       start: parameters before the first step, from the key of the seed, the family, and the rows the job may see.
+      predictor_of: the predictor of one family, from the name of its network and its parameters.
     """
 
-    kind: str
     start: Callable[[PRNGKeyArray, Family, Rows], Any]
+    predictor_of: Callable[[str, Any], Predictor]
 
     def init(self, key: PRNGKeyArray, family: Family, features: Float[Array, "row feature"], rows: Rows) -> Any:
         """Parameters as `start` has them.
@@ -188,14 +156,30 @@ class BaselineObjective:
 
     def predictor(self, parameters: Any, family: Family, sample: Sample) -> Predictor:
         """The predictor of one family."""
-        return FittedBaseline(self.kind, {family.network: parameters})
+        return self.predictor_of(family.network, parameters)
 
     def loss(self, parameters: Any, family: Family, sample: Sample, settings: Settings) -> Float[Array, ""]:
         """Log error.
 
         Args: as of `fit.Kind.loss`.
         """
-        return log_error_loss(jnp.log(forecast(self, parameters, family, sample)), sample, settings)
+        log_forecast = jnp.log(forecast(family, self.predictor(parameters, family, sample), sample))
+        return log_error_loss(log_forecast, sample, settings)
+
+
+def neusight_objective(
+    tile: TileChoice, hidden: tuple[int, ...] = (64, 64, 64), network: Any = None
+) -> LogErrorObjective:
+    """The `neusight` predictor; its network is normalised to the paper's inputs on the rows."""
+
+    def start(key: PRNGKeyArray, family: Family, rows: Rows) -> Network:
+        sample = sample_of(rows)
+        work = family.work(sample.batch.dims, element_bytes(sample.batch.dtype))
+        peak = peak_flop_per_s(sample.gpu, family, sample.batch.dtype)
+        chosen = choose_tile(tile, sample.gpu, work, row_features(rows))
+        return init_network(key, neusight_inputs(sample.gpu, chosen, peak), hidden, OUTPUTS, 1, network)
+
+    return LogErrorObjective(start, lambda name, parameters: NeuSightPredictor({name: parameters}, {name: tile}))
 
 
 @dataclass(frozen=True)
@@ -229,6 +213,7 @@ class TileObjective:
         return choose_tile(parameters, sample.gpu, work, family.features(sample.batch.dims, size)).index
 
 
+@runtime_checkable
 class LatencyKind(Kind, Protocol):
     """A kind of the fitting loop that forecasts a latency."""
 
@@ -237,22 +222,18 @@ class LatencyKind(Kind, Protocol):
         ...
 
 
-def forecast(kind: LatencyKind, parameters: Any, family: Family, sample: Sample) -> Float[Array, " kernel"]:
+def forecast(family: Family, predictor: Predictor, sample: Sample) -> Float[Array, " kernel"]:
     """Seconds of a sample, each row on its own GPU.
 
     Args:
-      kind: of what was fitted; makes the predictor of the parameters.
-      parameters: of one fit, without an axis [job].
-      sample: rows of the family, those of any number of devices.
+      family: of all rows.
+      predictor: that a kind makes of the parameters of one fit.
+      sample: rows of any number of devices.
     """
-    predictor = kind.predictor(parameters, family, sample)
     return predictor.forecast_kernels(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
 
 
-@functools.partial(jax.jit, static_argnames="family")
-def seconds_of(family: Family, predictor: Predictor, sample: Sample) -> Float[Array, " kernel"]:
-    """Seconds of a sample by a predictor, compiled."""
-    return predictor.forecast_kernels(family, sample.machine, sample.batch, isolated=sample.isolated).seconds
+seconds_of = jax.jit(forecast, static_argnames="family")
 
 
 def residuals_of(
@@ -268,6 +249,20 @@ def residuals_of(
     sample = sample_of(rows, seen=seen, trained=trained)
     forecasts = [seconds_of(rows.family, kind.predictor(member, rows.family, sample), sample) for member in members]
     return rows.by_device(np.log(rows.seconds) - np.mean(np.log(np.asarray(forecasts)), axis=0))
+
+
+def members_of(stacked: Any) -> list[Any]:
+    """Parameters of each fit by themselves, from those of all with a leading axis [job]."""
+    count = len(jax.tree.leaves(stacked)[0])
+    return [jax.tree.map(lambda leaf, at=at: leaf[at], stacked) for at in range(count)]
+
+
+def tile_choice(rows: Rows, seed: int, fitted: Callable[[Kind], Any]) -> TileChoice:
+    """The tile choice of a family, the first of the parameters `fitted` [job]; untrained where no tile was measured."""
+    if not (rows.tile >= 0).any():
+        return init_tile_choice(jax.random.key(seed), rows.family, row_features(rows))
+    choice: TileChoice = members_of(fitted(TileObjective()))[0]
+    return choice
 
 
 def stack_members(jobs: Any) -> Any:

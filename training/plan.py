@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ from neusight_jax.model.latency import in_row_order, kernel_latency
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor
 from neusight_jax.training.calibration import calibratable
-from neusight_jax.training.prior import error_covariance, most_telling, prior_of, real_rows, telling_order
+from neusight_jax.training.prior import error_covariance, most_telling, prior_of, telling_order
 from neusight_jax.units import GIB
 
 PLANS: dict[str, dict[str, int]] = {
@@ -77,13 +78,8 @@ class Plan:
         if target.suffix.lower() not in (".csv", ".parquet"):
             raise InputError(f"a plan is written as .csv or .parquet, not {target.name}; give another --output")
 
-        def write(beside: Path) -> None:
-            if target.suffix.lower() == ".csv":
-                self.frame.to_csv(beside, index=False)
-            else:
-                self.frame.to_parquet(beside, index=False)
-
-        write_atomically(target, write)
+        write: Any = self.frame.to_csv if target.suffix.lower() == ".csv" else self.frame.to_parquet
+        write_atomically(target, lambda beside: write(beside, index=False))
 
 
 def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") -> Plan:
@@ -107,7 +103,9 @@ def plan_kernels(name: str, gpu: str | None = None, checkpoint: str = "fp32") ->
     for family, count in PLANS[name].items():
         if predictor.covers(FAMILIES[family]):
             kernels = candidates(family)
-            records += [_record(kernels[at]) for at in _chosen(predictor, machines, family, kernels, count)]
+            batch, prior = real_rows(table_from_kernels(kernels).families[family]), prior_of(FAMILIES[family].network)
+            order = telling_order(predictor, machines, family, batch, count, prior)
+            records += [_record(kernels[at]) for at in order]
     return _plan(label, records)
 
 
@@ -167,10 +165,10 @@ def narrowing_rows(
     Returns: rows; of several machines numbered on, those of the second after all of the first.
     """
     which, covariance, noise, aims = undecided(predictor, machine, among, works)
-    rows, each = len(noise) // len(which), among.num_rows
-    alone = np.arange(len(noise)) % rows < each
+    rows, candidates_of_one = len(noise) // len(which), among.num_rows
+    alone = np.arange(len(noise)) % rows < candidates_of_one
     order = most_telling([covariance], count, np.sqrt(noise), aims, alone)
-    return [which[at // rows] * each + at % rows for at in order]
+    return [which[at // rows] * candidates_of_one + at % rows for at in order]
 
 
 def undecided(
@@ -211,6 +209,7 @@ def undecided(
 
 def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
     """Tables below each other, of the families that a predictor covers; rows run on."""
+    # Rows run on from table to table, so that a place says which table a kernel is of.
     starts = np.cumsum([0, *(table.num_rows for table in tables)])
     families = {}
     for name in FAMILIES:
@@ -224,6 +223,13 @@ def _joined(tables: Sequence[KernelTable], predictor: Predictor) -> KernelTable:
             same = [replace(batch, dims={dim: batch.dims[dim] for dim in dims}) for batch in batches]
             families[name] = jax.tree.map(lambda *columns: np.concatenate(columns), *same)
     return KernelTable(families)
+
+
+def real_rows(batch: KernelBatch) -> KernelBatch:
+    """Kernels of a family without padding."""
+    real = np.flatnonzero(np.asarray(batch.row) >= 0)
+    kept: KernelBatch = jax.tree.map(lambda column: np.asarray(column)[real], batch)
+    return kept
 
 
 def _totals(
@@ -255,6 +261,7 @@ def candidates(family: str) -> list[Kernel]:
         for kernel in _measurable(family, batch):
             kernels.setdefault((*kernel.dims.values(),), kernel)
     of_models = list(kernels.values())
+    # Drawn, as the first ones would all be of a few models.
     order = random.permutation(len(of_models))[:MOST_MODEL_KERNELS]
     kept = [of_models[at] for at in sorted(order)]
     while len(kept) < len(order) + SYNTHETIC:
@@ -308,15 +315,6 @@ def _fits(kernel: Kernel) -> bool:
         batch, m, n, k = (kernel.dims[name] for name in ("batch", "m", "n", "k"))
         return 2.0 * batch * m * n * k <= LARGEST_FLOP and 4.0 * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return 12.0 * kernel.dims["rows"] * kernel.dims["cols"] <= LARGEST_BYTES
-
-
-def _chosen(
-    predictor: MixturePredictor, machines: Sequence[GPU], family: str, kernels: Sequence[Kernel], count: int
-) -> list[int]:
-    batch: KernelBatch = jax.tree.map(
-        lambda column: column[: len(kernels)], table_from_kernels(kernels).families[family]
-    )
-    return telling_order(predictor, machines, family, batch, count, prior_of(FAMILIES[family].network))
 
 
 def _plan(gpu: str | None, records: Sequence[dict[str, object]]) -> Plan:

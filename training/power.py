@@ -26,17 +26,12 @@ from neusight_jax.training.taking_over import refit
 
 RECIPE = "power"
 """Name of the recipe that fits the law of power, of a checkpoint that forecasts seconds already."""
-ENERGIES: dict[str, int] = {
-    name: place
-    for place, name in enumerate(
-        (
-            *("product_pj", "attention_pj", "decode_pj", "stream_pj"),
-            *("flop16_pj", "flop8_pj", "flop4_pj", "flop32_pj", "dram_pj"),
-        )
-    )
-}
-"""Constants that joules are linear in, and their rows in an array; that of memory, which has no volts, is the last."""
-MEMORY = ENERGIES["dram_pj"]
+ENERGIES: tuple[str, ...] = (
+    *("product_pj", "attention_pj", "decode_pj", "stream_pj"),
+    *("flop16_pj", "flop8_pj", "flop4_pj", "flop32_pj", "dram_pj"),
+)
+"""Constants that joules are linear in, in the order of rows; that of memory, which has no volts, is the last."""
+MEMORY = ENERGIES.index("dram_pj")
 CONSTANTS: tuple[str, ...] = tuple(constant.name for constant in dataclasses.fields(PowerLaw))
 NOISE = 0.15
 """Spread of measured over forecast watts beside the law, in logarithms."""
@@ -75,6 +70,7 @@ class Measured(NamedTuple):
 def joules_of(gpu: GPU, table: KernelTable, seconds: Mapping[str, Any]) -> Float[np.ndarray, "constant row"]:
     """Joules of one launch for each constant of `ENERGIES` at 1, node and volts left out."""
     columns = []
+    # Joules are linear in these constants: a fit asks the law for each once, and multiplies from then on.
     for name in ENERGIES:
         law = PowerLaw(**{**dict.fromkeys(CONSTANTS, 0.0), name: 1.0})
         rows = {}
@@ -125,6 +121,7 @@ def fit_power(sets: Sequence[Measured]) -> PowerLaw:
     weights = []
     for data in sets:
         _, place, size = np.unique(data.group.astype(str), return_inverse=True, return_counts=True)
+        # Groups of many rows are sweeps of one kind: unweighted, they would fit the law to themselves.
         weights.append(np.sqrt(ROWS_OF_A_GPU / (size[place] * len(size))) / NOISE)
 
     def residuals(logs: Float[np.ndarray, " constant"]) -> Float[np.ndarray, " residual"]:

@@ -168,50 +168,6 @@ def head_shares(
     return np.asarray(linearised(name, predictor, on_device(machine), batch, still, isolated)[1], np.float64)
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Log errors of kernels of one family on a machine nobody has measured, as wide as the predictor's intervals.
-
-    Attributes:
-      heads: J σ_c, what a head does otherwise on the machine [kernel, effect].
-      rest: covariance of what goes with the shape [kernel, kernel].
-      noise: variance of measurements [kernel].
-    """
-
-    heads: np.ndarray
-    rest: np.ndarray
-    noise: np.ndarray
-
-
-def family_errors(
-    predictor: MixturePredictor,
-    machine: Machine,
-    name: str,
-    batch: KernelBatch,
-    spread: float,
-    isolated: Isolated = True,
-) -> Errors:
-    """Errors of kernels of one family.
-
-    Args:
-      predictor, machine, name, batch: as of `head_shares`.
-      spread: of a measurement (`Prior.noise_of`).
-      isolated: as of `linearised`.
-    """
-    family = FAMILIES[name]
-    prior, shares = prior_of(family.network), head_shares(predictor, machine, name, batch, isolated)
-    points = points_of(name, batch, prior.length)
-    kernel = np.asarray(shape_kernel(points, points), np.float64)
-    heads = shares * prior.constants
-    rest = replace(prior, constants=(0.0,) * len(EFFECTS)).covariance(shares, shares, kernel)
-    noise = np.full(len(rest), spread**2)
-    interval = _interval(name, predictor, on_device(gpu_of(machine)), batch)
-    deviation = 0.5 * np.asarray(interval.log_high - interval.log_low, np.float64) / DEVIATIONS
-    wide = np.sqrt(np.sum(heads**2, axis=1) + np.diag(rest) + noise)
-    scale = np.where(np.isfinite(deviation), deviation, wide) / wide
-    return Errors(heads * scale[:, None], rest * np.outer(scale, scale), noise * scale**2)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _interval(name: str, predictor: MixturePredictor, gpu: GPU, batch: KernelBatch) -> KernelInterval:
     return kernel_interval(predictor, FAMILIES[name], gpu, batch)
@@ -227,6 +183,8 @@ def error_covariance(
 ) -> tuple[Float[np.ndarray, "row row"], Float[np.ndarray, " row"]]:
     """Prior covariance of the log errors of a table of kernels, and variance of each measurement, in row order.
 
+    Both are scaled so that a kernel is as unsure as the predictor's own interval of it says, where it has one.
+
     Args:
       predictor: what forecasts them.
       machine: that nobody has measured; figures are scalars, or arrays [row].
@@ -239,26 +197,28 @@ def error_covariance(
     alone = np.broadcast_to(isolated, rows).astype(np.float32)
     covariance, noise = np.zeros((rows, rows)), np.zeros(rows)
     heads = np.zeros((rows, len(networks), len(EFFECTS)))
+    # Families have blocks on the diagonal; what their heads have in common comes in by the product at the end.
     for name, padded in table.families.items():
         family, row = FAMILIES[name], np.asarray(padded.row)
         real, network = np.flatnonzero(row >= 0), networks.index(family.network)
         place, spread = row[real], prior_of(family.network).noise_of(max(len(real), 1))
         on_each: Machine = jax.tree.map(lambda figure, row=row: figure[row] if np.ndim(figure) else figure, machine)
         # With padding, so that tables of one length share a program.
-        errors = family_errors(predictor, on_each, name, padded, spread, alone[row])
-        covariance[np.ix_(place, place)] = errors.rest[np.ix_(real, real)]
-        noise[place] = errors.noise[real]
+        prior, shares = prior_of(family.network), head_shares(predictor, on_each, name, padded, alone[row])
+        points = points_of(name, padded, prior.length)
+        kernel = np.asarray(shape_kernel(points, points), np.float64)
+        by_head = shares * prior.constants
+        by_shape = replace(prior, constants=(0.0,) * len(EFFECTS)).covariance(shares, shares, kernel)
+        interval = _interval(name, predictor, on_device(gpu_of(on_each)), padded)
+        deviation = 0.5 * np.asarray(interval.log_high - interval.log_low, np.float64) / DEVIATIONS
+        wide = np.sqrt(np.sum(by_head**2, axis=1) + np.diag(by_shape) + spread**2)
+        scale = np.where(np.isfinite(deviation), deviation, wide) / wide
+        covariance[np.ix_(place, place)] = (by_shape * np.outer(scale, scale))[np.ix_(real, real)]
+        noise[place] = (spread * scale[real]) ** 2
         # Links have heads of their own.
-        heads[place, 0 if tied and not family.linked else network] = errors.heads[real]
+        heads[place, 0 if tied and not family.linked else network] = (by_head * scale[:, None])[real]
     flat = heads.reshape(rows, -1)
     return covariance + flat @ flat.T, noise
-
-
-def real_rows(batch: KernelBatch) -> KernelBatch:
-    """Kernels of a family without padding."""
-    real = np.flatnonzero(np.asarray(batch.row) >= 0)
-    kept: KernelBatch = jax.tree.map(lambda column: np.asarray(column)[real], batch)
-    return kept
 
 
 # Which kernels to measure first: those that tell most about all the others, before any is measured.

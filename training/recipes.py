@@ -21,7 +21,7 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.hardware.catalog import generation_of
 from neusight_jax.kernels.families import TENSOR_FAMILIES
 from neusight_jax.model.checkpoint import save_checkpoint, untrained, with_effect, with_libraries
-from neusight_jax.model.heads import TileChoice, init_tile_choice
+from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.network import load_network, network_card
 from neusight_jax.model.neusight import NeuSightPredictor
@@ -45,19 +45,22 @@ from neusight_jax.training.fit import (
     Saved,
     Settings,
     fit,
-    row_features,
+    init_state,
     sample_of,
     with_more_steps,
 )
 from neusight_jax.training.intervals import Evidence, Residuals, make_intervals, mean_error_percent
 from neusight_jax.training.left_out import LeftOut, left_out_jobs, merged, shared_effect
 from neusight_jax.training.objectives import (
+    LatencyKind,
     MixtureObjective,
-    NeuSightObjective,
     TileObjective,
     effect_penalties,
+    members_of,
+    neusight_objective,
     residuals_of,
     stack_members,
+    tile_choice,
 )
 from neusight_jax.training.taking_over import taken_over
 
@@ -185,7 +188,10 @@ def train(
     else:
         saved.discard()
     data = read_measurements(measurements, on_invalid="drop" if drop_invalid else "refuse")
-    run = _Run(chosen, data, _training_devices(data, held_out), held_out, seed, saved, console)
+    devices = tuple(name for name in measured_devices(data) if name not in held_out)
+    if not devices:
+        raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
+    run = _Run(chosen, data, devices, held_out, seed, saved, console)
     sizes = run.sizes()
     begin = time.monotonic()
     predictor, effects = run.all_families()
@@ -197,7 +203,7 @@ def train(
         "settings": asdict(chosen.settings),
         "seconds": round(time.monotonic() - begin, 1),
         "version": neusight_jax.__version__,
-        "made_by": _command(recipe, held_out, seed, module_card),
+        "made_by": train_command(recipe, held_out, seed, module_card),
         **run.card(),
         "device_effects": effects,
     }
@@ -208,15 +214,13 @@ def train(
     return card
 
 
-def _training_devices(data: Measurements, held_out: Sequence[str]) -> tuple[str, ...]:
-    """Measured GPUs that are not held out; `InputError` where there are none."""
-    devices = tuple(name for name in measured_devices(data) if name not in held_out)
-    if not devices:
-        raise InputError("no GPU is left to train on; hold out fewer, or give measurements of more")
-    return devices
+def train_command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None = None) -> str:
+    """The command that makes a checkpoint again, for its card.
 
-
-def _command(recipe: str, hold_out: Sequence[str], seed: int, network: Mapping[str, Any] | None) -> str:
+    Args:
+      recipe: name of the recipe, or of a baseline; hold_out: GPUs that were left out.
+      seed: of the first member; network: a module of one's own, as the card has it.
+    """
     held = "".join(f' --hold-out "{name}"' for name in hold_out)
     held += f" --network {network['module']}" if network else ""
     return f"neusight-jax train --measurements DIR --recipe {recipe}{held} --seed {seed} --output DIR"
@@ -292,13 +296,16 @@ class _Run:
             for name in self.families:
                 rows = self._rows(name, devices_with(self.data, name, self.devices))
                 self.row_counts[name] = len(rows.seconds)
+                # Tiles first: the loss of a family runs through the waves that they make.
                 tiles[name] = self._fit_tiles(bar, name, rows)
                 kind = self._kind(tiles[name], rows)
                 best = self._fit(bar, name, kind, rows, self.jobs, self.recipe.settings)
                 seen = self._score(name, kind, rows, best)
                 parts[name] = self._merged(best, rows, effects, name)
                 if isinstance(kind, MixtureObjective):
-                    evidence.add(name, rows, self._fit_left_out(bar, name, kind, rows), seen)
+                    evidence.seen[name], evidence.rows[name] = seen, rows
+                    left_out = self._fit_left_out(bar, name, kind, rows)
+                    evidence.left_out |= {name: left_out} if left_out else {}
         if self.recipe.kind == "neusight":
             return NeuSightPredictor(parts, tiles), {}
         predictor = MixturePredictor(parts, tiles)
@@ -313,10 +320,10 @@ class _Run:
             predictor = replace(predictor, intervals=intervals)
         return predictor, effects
 
-    def _kind(self, tile: TileChoice, rows: Rows) -> MixtureObjective | NeuSightObjective:
+    def _kind(self, tile: TileChoice, rows: Rows) -> LatencyKind:
         network = load_network(self.recipe.network) if self.recipe.network else None
         if self.recipe.kind == "neusight":
-            return NeuSightObjective(tile, self.recipe.hidden, network)
+            return neusight_objective(tile, self.recipe.hidden, network)
         return MixtureObjective(tile, self.recipe.hidden, effect_penalties(rows), network)
 
     def _rows(self, name: str, devices: Sequence[str]) -> Rows:
@@ -327,25 +334,22 @@ class _Run:
         return rows.without_libraries() if self.recipe.kind == "neusight" else rows
 
     def _fit_tiles(self, bar: Progress, name: str, rows: Rows) -> TileChoice:
-        if not (rows.tile >= 0).any():
-            return init_tile_choice(jax.random.key(self.jobs[0].seed), rows.family, row_features(rows))
-        best = self._fit(bar, f"{name} tiles", TileObjective(), rows, self.jobs[:1], self.recipe.tile_settings)
-        choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
+        first, settings = self.jobs[:1], self.recipe.tile_settings
+        choice = tile_choice(
+            rows, first[0].seed, lambda kind: self._fit(bar, f"{name} tiles", kind, rows, first, settings)
+        )
         labelled = rows.take(rows.tile >= 0)
-        index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
-        self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
+        if len(labelled.tile):
+            index = np.asarray(TileObjective().choose(choice, rows.family, sample_of(labelled)))
+            self.tile_accuracy[name] = round(float(np.mean(index == labelled.tile)), 3)
         return choice
 
     def _fit(self, bar: Progress, name: str, kind: Kind, rows: Rows, jobs: Sequence[Job], settings: Settings) -> Any:
         """Best parameters of one fit, resumed and saved as it goes."""
         settings = with_more_steps(settings, rows.family.name, self.recipe.more_steps)
         task = bar.add_task(name, total=settings.steps, s="")
-        begin = self.saved.load(name, kind, rows, jobs, settings)
-        validate = (
-            self._validator(rows.family.name, kind)
-            if isinstance(kind, MixtureObjective | NeuSightObjective)
-            else lambda _: ""
-        )
+        begin = self.saved.load(name, init_state(kind, rows, jobs, settings))
+        validate = self._validator(rows.family.name, kind)
 
         def progress(state: FitState, loss: np.ndarray) -> bool:
             self.saved.save(name, state)
@@ -354,27 +358,26 @@ class _Run:
 
         return fit(kind, rows, jobs, settings, progress, state=begin).best
 
-    def _validator(self, name: str, kind: MixtureObjective | NeuSightObjective) -> Callable[[FitState], str]:
-        """Error on every held-out GPU with measurements: shown, never used to choose anything."""
-        if not self.scored_apart:
+    def _validator(self, name: str, kind: Kind) -> Callable[[FitState], str]:
+        """Error of latencies on every held-out GPU with measurements: shown, never used to choose anything."""
+        if not self.scored_apart or not isinstance(kind, LatencyKind):
             return lambda _: ""
         rows = thin(sweep_rows(self.data, name, self.scored_apart), 500)
 
         def text(state: FitState) -> str:
-            member = jax.tree.map(lambda leaf: leaf[0], state.parameters)
-            residuals = residuals_of(kind, [member], rows, seen=False, trained=self.devices)
+            first = members_of(state.parameters)[:1]
+            residuals = residuals_of(kind, first, rows, seen=False, trained=self.devices)
             errors = [f"{device} {mean_error_percent(log):.1f}%" for device, log in residuals.items()]
             return "  held out: " + ", ".join(errors)
 
         return text
 
-    def _score(self, name: str, kind: MixtureObjective | NeuSightObjective, rows: Rows, best: Any) -> Residuals:
+    def _score(self, name: str, kind: LatencyKind, rows: Rows, best: Any) -> Residuals:
         """Errors for the card: training GPUs with and without their effect, held-out GPUs without.
 
         Returns: log(measured / forecast) of the training GPUs with their effect.
         """
-        members = [jax.tree.map(lambda leaf, at=at: leaf[at], best) for at in range(len(self.jobs))]
-        alone = rows.take(rows.isolated > 0.5)
+        members, alone = members_of(best), rows.take(rows.isolated > 0.5)
         seen = residuals_of(kind, members, alone, seen=True)
         splits = {"training": seen, "training, as if unseen": residuals_of(kind, members, alone, seen=False)}
         if self.scored_apart:

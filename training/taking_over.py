@@ -123,21 +123,22 @@ def taken_again(checkpoint: str, base: str) -> tuple[MixturePredictor, dict[str,
     if not foreign or not isinstance(predictor, MixturePredictor):
         raise InputError(f"{checkpoint} took no families over; expected a checkpoint of a recipe with a base")
 
-    def own(parts: Mapping[str, Any]) -> dict[str, Any]:
+    def trained_here(parts: Mapping[str, Any]) -> dict[str, Any]:
         return {name: part for name, part in parts.items() if name not in foreign["families"]}
 
     intervals = predictor.intervals
     if intervals is not None:
-        kept_pairs: dict[str, Any] = {name: own(getattr(intervals, name)) for name in BY_FAMILY}
+        kept_pairs: dict[str, Any] = {name: trained_here(getattr(intervals, name)) for name in BY_FAMILY}
         intervals = replace(intervals, **kept_pairs)
-    alone = MixturePredictor(own(predictor.families), own(predictor.tiles), intervals)
+    alone = MixturePredictor(trained_here(predictor.families), trained_here(predictor.tiles), intervals)
     kept = {key: part for key, part in card.items() if key not in ("taken_over", "format", LIBRARIES)}
     kept["architecture"] = {**card["architecture"], "families": list(alone.families)}
-    kept["errors_percent"] = own(card["errors_percent"])
+    kept["errors_percent"] = trained_here(card["errors_percent"])
+    # GPUs that only the base was trained on come back with it, as it is now.
     devices = {device for errors in kept["errors_percent"].values() for device in errors["training"]}
     kept["trained_on"] = {**card["trained_on"], "devices": sorted(devices)}
     for key in BY_DEVICE:
-        kept[key] = {name: own(parts) for name, parts in card.get(key, {}).items()}
+        kept[key] = {name: trained_here(parts) for name, parts in card.get(key, {}).items()}
     both, merged = taken_over(alone, kept, base)
     merged["taken_over"]["checkpoint"] = foreign["checkpoint"]
     return both, merged

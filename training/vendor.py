@@ -31,7 +31,7 @@ from neusight_jax.model.intervals import BORROWED, LEVEL, UNMEASURED, Intervals,
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.residuals import EFFECTS, OTHER_VENDOR, other_vendor
 from neusight_jax.training.data import Rows, devices_with, measured_devices, sweep_rows
-from neusight_jax.training.fit import sample_of
+from neusight_jax.training.fit import Settings, sample_of
 from neusight_jax.training.intervals import mean_error_percent, own_width, pooled_quantile
 from neusight_jax.training.objectives import EFFECT_WIDTH, MixtureObjective, forecast
 from neusight_jax.training.taking_over import refit
@@ -42,11 +42,9 @@ RECIPE = "vendor"
 REASONED: tuple[str, ...] = ("gemm_fp4", "grouped_gemm", "prefill", "decode")
 """Families of the same matrix units and memory that take the residual over."""
 COMPUTE, DRAM, POWER = (EFFECTS.index(name) for name in ("compute", "dram", "power"))
-VENDOR_PENALTY, DEVICE_PENALTY = 0.005, 0.02
-"""Cost of the residual of a vendor, and of the effect of a GPU, by their size; the second is that of `fit.Settings`.
-Many GPUs will be forecast by the first, so that it is shrunk less."""
-SOFTENING = 0.03
-"""As that of `fit.Settings`."""
+VENDOR_PENALTY, DEVICE_PENALTY = 0.005, Settings.effect_penalty
+"""Cost of the residual of a vendor, and of the effect of a GPU, by their size. Many GPUs will be forecast by the first,
+so that it is shrunk less."""
 ROWS_OF_A_CLASS = 200
 """Rows of a GPU, a format of scales and a class of size, drawn at random; classes weigh the same."""
 CLASS = 8.0
@@ -67,9 +65,9 @@ def size_classes(rows: Rows) -> np.ndarray:
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1]).ravel()
 
 
-def spread(rows: Rows, seed: int = 0) -> Rows:
+def spread(rows: Rows) -> Rows:
     """At most `ROWS_OF_A_CLASS` rows of every class."""
-    generator, classes = np.random.default_rng(seed), size_classes(rows)
+    generator, classes = np.random.default_rng(0), size_classes(rows)
     parts = [np.flatnonzero(classes == place) for place in range(classes.max() + 1)]
     return rows.take(np.sort(np.concatenate([generator.permutation(part)[:ROWS_OF_A_CLASS] for part in parts])))
 
@@ -90,7 +88,7 @@ def _log_seconds(predictor: MixturePredictor, rows: Rows) -> Callable[[Array, Ar
     @jax.jit
     def run(row: Array, effects: Array) -> Array:
         moved = replace(parameters, residual=parameters.residual.at[:, OTHER_VENDOR].set(row), effect=effects)
-        return jnp.log(forecast(objective, moved, rows.family, sample))
+        return jnp.log(forecast(rows.family, objective.predictor(moved, rows.family, sample), sample))
 
     return run
 
@@ -101,6 +99,7 @@ def _least(loss: Callable[[Array], Array], size: int) -> np.ndarray:
 
     def values(flat: np.ndarray) -> tuple[float, np.ndarray]:
         value, grad = slope(jnp.asarray(flat, jnp.float32))
+        # SciPy steps in float64, whatever a gradient was computed in.
         return float(value), np.asarray(grad, np.float64)
 
     return np.asarray(minimize(values, np.zeros(size), jac=True, method="L-BFGS-B").x)
@@ -110,7 +109,9 @@ def _loss(predictor: MixturePredictor, rows: Rows) -> Callable[[Array, Array], A
     """Mean size of the log errors of rows, as a function of what `_log_seconds` is one of; classes weigh the same."""
     run, log_seconds, classes = _log_seconds(predictor, rows), np.log(rows.seconds), size_classes(rows)
     weight = 1.0 / np.bincount(classes)[classes] / (classes.max() + 1)
-    return lambda row, effects: jnp.sum(weight * jnp.sqrt((log_seconds - run(row, effects)) ** 2 + SOFTENING**2))
+    return lambda row, effects: jnp.sum(
+        weight * jnp.sqrt((log_seconds - run(row, effects)) ** 2 + Settings.softening**2)
+    )
 
 
 def _cost(array: Array) -> Array:
@@ -165,12 +166,6 @@ def misses(
     return rows.by_device(np.log(rows.seconds) - np.asarray(log_s))
 
 
-def widening(predictor: MixturePredictor, family: str, gpu: GPU) -> float:
-    """Factor that intervals of a family are widened by on a GPU."""
-    assert predictor.intervals is not None
-    return float(gpu_widening(gpu_ratios(gpu), predictor.intervals.gpu_range[family]))
-
-
 def fit_left_out(predictor: MixturePredictor, products: Products) -> dict[str, Float[np.ndarray, "2"]]:
     """Residual of the vendor with each GPU left out, by that GPU; of a single one, as it is fitted."""
     devices = sorted({device for rows in products.values() for device in rows.devices})
@@ -202,10 +197,12 @@ def unseen_width(
       predictor: whose networks are kept; products: by family; gpus: that they were measured on.
       numbers: of `fit_left_out`. Families and GPUs weigh the same.
     """
+    assert predictor.intervals is not None
     errors = {}
     for name, rows in products.items():
         for device, logs in left_out_misses(predictor, spread(rows), numbers).items():
-            errors[f"{name} {device}"] = logs / widening(predictor, name, gpus[device])
+            wider = gpu_widening(gpu_ratios(gpus[device]), predictor.intervals.gpu_range[name])
+            errors[f"{name} {device}"] = logs / float(wider)
     return pooled_quantile(errors, LEVEL)
 
 
@@ -308,6 +305,7 @@ def _entries(
     earlier = card.get("vendor", {}).get("errors_percent", {}).get("training", {})
     percents = {name: {**of, "training": dict(of["training"])} for name, of in card["errors_percent"].items()}
     tables = {key: {gpu: dict(of) for gpu, of in card.get(key, {}).items()} for key in _BY_DEVICE}
+    # GPUs of an earlier fit need not be among these measurements: what stands of them is of another residual.
     for name, gpus in earlier.items():
         for gpu in gpus:
             percents[name]["training"].pop(gpu, None)

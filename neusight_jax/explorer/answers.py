@@ -22,12 +22,13 @@ from neusight_jax.explorer.asked import (
     Workload,
     has_sizes,
     is_decoder,
+    machine_of,
     read,
     usual_length,
     work_of,
 )
 from neusight_jax.explorer.copies import copies
-from neusight_jax.explorer.questions import asked_of, predictor_of
+from neusight_jax.explorer.questions import answer_to, predictor_of
 from neusight_jax.forecast import Forecast
 from neusight_jax.graph.configs.config import list_models
 from neusight_jax.hardware.catalog import catalog_gpu, list_gpus
@@ -76,8 +77,8 @@ def _figures(machine: Machine) -> dict[str, float]:
 def choices(first: str) -> dict[str, Any]:
     """Names that the page offers, `first` of the models; which models have every mode and are served, and which have
     sizes that may vary; and how many budgets a front has at most."""
-    listed = list_models()
-    models = listed if first in listed else [first, *listed]
+    models = list_models()
+    models = models if first in models else [first, *models]
     names = {"models": models, "gpus": list_gpus(), "modes": MODES, "dtypes": ["", *DTYPES], "recompute": RECOMPUTE}
     return {
         **names,
@@ -119,17 +120,12 @@ def _landmarks(name: str) -> dict[str, float]:
 def explored(load: Workload, variant: Variant, *, secants: bool = False) -> tuple[Sensitivity, Machine, str]:
     """The forecast of a variant with its elasticities, the machine, and the checkpoint."""
     work = work_of(load)
-    name, machine = _named(load, variant)
+    name, machine = machine_of(load, variant)
     checkpoint = default_checkpoint(work.kernels)
     try:
         return sensitivity(predictor_of(checkpoint), machine, work, gpu_name=name, secants=secants), machine, checkpoint
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-
-
-def _named(load: Workload, variant: Variant) -> tuple[str, Machine]:
-    """A machine with as many GPUs as a workload takes, and its name."""
-    return variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job)
 
 
 @functools.lru_cache(maxsize=64)
@@ -148,7 +144,7 @@ def answer(catalog: Catalog, content: Any) -> dict[str, Any]:
 def common(model: str) -> list[Workload]:
     """Workloads that people open the page for, the one that it shows first: compiled ahead (`warm`)."""
     job: dict[str, Any] = {"mode": "training", "batch_size": CLUSTER, "gpus": CLUSTER}
-    return [Workload(model), Workload(model, **job), *(Workload(each, mode=mode) for each, mode in COMMON)]
+    return [Workload(model), Workload(model, **job), *(Workload(name, mode=mode) for name, mode in COMMON)]
 
 
 def warm(catalog: Catalog, load: Workload) -> None:
@@ -202,15 +198,14 @@ def _ghost(load: Workload, variants: Sequence[Variant]) -> dict[str, tuple[Forec
     (variant, *others) = variants
     if others or not variant.figures:
         return {}
-    machine = _named(load, Variant(variant.base))[1]
+    machine = machine_of(load, Variant(variant.base))[1]
     work = work_of(load)
     return {"the base": (predict(predictor_of(default_checkpoint(work.kernels)), machine, work), gpu_of(machine))}
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:
     """A picture as the page draws it."""
-    layout = {**plot.layout, "height": plot.height}
-    return {"title": plot.title, "caption": plot.caption, "data": plot.traces, "layout": layout}
+    return {"title": plot.title, "caption": plot.caption, **plot.figure()}
 
 
 def _differences(
@@ -240,7 +235,7 @@ def reported(catalog: Catalog, content: Any) -> dict[str, Any]:
     """The answer to a question that takes seconds, as its report: sentence, cards, pictures and tables."""
     load, (*_, variant), question = read(catalog, content)
     with _turn(load):
-        result, about = asked_of(load, variant, question or Question())
+        result, about = answer_to(load, variant, question or Question())
         report = report_of(result, **about)
     tables, assumes = without_notes(report.tables)
     return {
@@ -257,7 +252,7 @@ def report_page(catalog: Catalog, content: Any) -> str:
     """The report of the machine whose figures are moved, or of the answer to a question."""
     load, (*_, variant), question = read(catalog, content)
     if question is not None:
-        answered, about = asked_of(load, variant, question)
+        answered, about = answer_to(load, variant, question)
         return page_of(answered, command="neusight-jax explore", **about)
     result, machine, checkpoint = explored(load, variant, secants=not load.is_job)
     return page_of(result, machine=gpu_of(machine), checkpoint=checkpoint, command="neusight-jax explore")

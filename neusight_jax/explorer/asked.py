@@ -14,7 +14,7 @@ from neusight_jax.graph.configs.decoder import MODEL_TYPES
 from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
-from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster
+from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster, Machine
 from neusight_jax.hardware.files import check_topology, load_named_cluster, load_named_gpu, load_named_server
 from neusight_jax.hardware.gpu import GPU, check_figure
 from neusight_jax.hardware.variant import require_field, vary_plainly
@@ -64,9 +64,8 @@ class Workload:
             if attribute.type == "str" and not isinstance(value, str):
                 raise InputError(f"{name} is {value!r}, expected text")
             least = int(name != "zero")
-            optional = attribute.type != "int" and value is None
-            if attribute.type != "str" and not optional and not (type(value) is int and least <= value <= MOST):
-                raise InputError(f"{name} is {value!r}, expected a whole number from {least} to {MOST:,}")
+            if attribute.type == "int" or (attribute.type != "str" and value is not None):
+                _check_amount(name, value, least, whole=True)
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,14 @@ class Question:
         for name, values in {**amounts, "front_w": self.front_w}.items():
             whole = type(getattr(Question, name)) is int
             for value in values:
-                fits = type(value) is int if whole else isinstance(value, int | float) and not isinstance(value, bool)
-                if not (fits and int(whole) <= value <= MOST):
-                    kind = "a whole number" if whole else "a number"
-                    raise InputError(f"{name} is {value!r}, expected {kind} from {int(whole)} to {MOST:,}")
+                _check_amount(name, value, int(whole), whole=whole)
+
+
+def _check_amount(name: str, value: Any, least: int, *, whole: bool) -> None:
+    fits = type(value) is int if whole else isinstance(value, int | float) and not isinstance(value, bool)
+    if not (fits and least <= value <= MOST):
+        kind = "a whole number" if whole else "a number"
+        raise InputError(f"{name} is {value!r}, expected {kind} from {least} to {MOST:,}")
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,11 @@ def _varied(name: str, gpu: GPU, figures: Mapping[str, float]) -> GPU:
     return vary_plainly(gpu, figures) if figures else gpu
 
 
+def machine_of(load: Workload, variant: Variant) -> tuple[str, Machine]:
+    """A machine with as many GPUs as a workload takes, and its name."""
+    return variant.named() if load.gpus == 1 else variant.cluster(load.gpus, serves=not load.is_job)
+
+
 def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant], Question | None]:
     """A request of the page as records; `InputError` for one that is none, or for files the page may not open."""
     try:
@@ -185,6 +193,7 @@ def read(catalog: Catalog, content: Any) -> tuple[Workload, list[Variant], Quest
         raise InputError(f"not a request of the page ({error!r}); expected workload and machines") from None
     if not 1 <= len(variants) <= MOST_MACHINES:
         raise InputError(f"{len(variants)} machines, expected 1 or {MOST_MACHINES}")
+    # A path in a request would have the server read any file of this machine: names of the catalog alone pass.
     catalog.check_model(load.model)
     for variant in variants:
         catalog.check_gpu(variant.base)

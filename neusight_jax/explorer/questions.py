@@ -11,7 +11,7 @@ import numpy as np
 from neusight_jax.designs.answers import Design, codesign, design, non_dominated
 from neusight_jax.designs.cost import costs_for
 from neusight_jax.designs.search import Settings
-from neusight_jax.explorer.asked import Question, Variant, Workload, work_of
+from neusight_jax.explorer.asked import Question, Variant, Workload, machine_of, work_of
 from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.hardware.gpu import LIMITS
 from neusight_jax.hardware.prices import Prices
@@ -39,7 +39,7 @@ def predictor_of(checkpoint: str) -> Predictor:
     return load_predictor(checkpoint)
 
 
-def asked_of(load: Workload, variant: Variant, question: Question) -> tuple[Result, dict[str, Any]]:
+def answer_to(load: Workload, variant: Variant, question: Question) -> tuple[Result, dict[str, Any]]:
     """The answer to a question about a model and a machine, and what its report takes beside it.
 
     Args:
@@ -53,16 +53,16 @@ def asked_of(load: Workload, variant: Variant, question: Question) -> tuple[Resu
         return _codesigned(load, free, question), {"base": free.named()[0]}
     if question.kind == "power":
         work = work_of(load)
-        name, machine = free.named() if load.gpus == 1 else free.cluster(load.gpus, serves=not load.is_job)
+        name, machine = machine_of(load, free)
         predictor = predictor_of(default_checkpoint(work.kernels))
         return power_curve(predictor, machine, work, gpu_name=name), {}
     alone, figures = replace(load, gpus=1, tensor=1), tuple(free.figures.items())
-    best, *others = (
+    designs = [
         _designed(alone, free.base, figures, question.area_mm2, watts)
         for watts in dict.fromkeys((question.power_w, *question.front_w))
-    )
-    front = non_dominated([found for found in (best, *others) if found.feasible], "power_w")
-    return best, {"base": free.named()[0], **({"front": front, "metric": "power_w"} if others else {})}
+    ]
+    front = non_dominated([one for one in designs if one.feasible], "power_w")
+    return designs[0], {"base": free.named()[0], **({"front": front, "metric": "power_w"} if designs[1:] else {})}
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,8 +6,6 @@ those of the reports.
 
 from __future__ import annotations
 
-import functools
-import gzip
 import json
 import os
 import secrets
@@ -18,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,7 +23,7 @@ from neusight_jax import __version__
 from neusight_jax.errors import InputError, one_line
 from neusight_jax.explorer import answers, copies
 from neusight_jax.explorer.asked import Catalog
-from neusight_jax.reports.page import script_json, template, text_of
+from neusight_jax.reports.page import gzipped_plotly, script_json, template, text_of
 from neusight_jax.tables import parse_content
 
 ADDRESS = "127.0.0.1"
@@ -154,11 +151,6 @@ class Explorer(ThreadingHTTPServer):
             sys.stderr.write(one_line(f"explore: {type(error).__name__}: {error}") + "\n")
 
 
-@functools.cache
-def _plotly() -> bytes:
-    return gzip.compress(resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes(), 6, mtime=0)
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: Explorer
     protocol_version = "HTTP/1.1"
@@ -166,13 +158,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = LIMIT_S
 
     def do_GET(self) -> None:
-        path, query = self._asked()
+        path, query = self._path_and_query()
         if not self._allowed(query):
             return
         if path == "/":
             self._send(200, _HTML, self.server.page().encode())
         elif path == "/plotly.js":
-            self._send(200, _SCRIPT, _plotly(), packed=True)
+            self._send(200, _SCRIPT, gzipped_plotly(), packed=True)
         elif path == "/sliders":
             self._answer(lambda: script_json(answers.sliders(self.server.catalog, query)), _JSON)
         else:
@@ -185,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/gpu.yaml": (copies.machine_yaml, "application/yaml"),
             "/report.html": (answers.report_page, _HTML),
         }
-        path, query = self._asked()
+        path, query = self._path_and_query()
         if not self._allowed(query):
             return
         length = self.headers.get("Content-Length", "")
@@ -202,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             if len(body) == int(length):
                 self._answer(lambda: make(self.server.catalog, _parsed(body)), kind)
 
-    def _asked(self) -> tuple[str, dict[str, str]]:
+    def _path_and_query(self) -> tuple[str, dict[str, str]]:
         """Path and query of the request."""
         path, _, query = self.path.partition("?")
         try:

@@ -181,5 +181,6 @@ def _attention(d: Mapping[str, int]) -> Operands:
     query = (d["batch_size"], d["query_length"], d["heads"], d["head_dim"])
     kept = (d["batch_size"], d["kv_length"], d["kv_heads"], d["head_dim"])
     scores = d["batch_size"] * d["heads"] * d["query_length"] * d["kv_length"]
+    # A causal mask leaves about half of the scores to be computed.
     flop = 4.0 * scores * d["head_dim"] * (0.5 if d["causal"] else 1.0)
     return Operands((query, kept, kept), query, flop, scratch=2 * scores)

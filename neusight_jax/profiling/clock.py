@@ -118,6 +118,7 @@ def sample(
         for `window_s` (clocks, power).
     Raises: `RuntimeError` when the loop takes no longer than an empty one, or cannot hold the kernel.
     """
+    # First calls compile, and find a board at the clock of an idle one.
     for _ in range(WARM_UPS):
         prepared.call()
     calls = [prepared.call()]

@@ -122,6 +122,7 @@ class Sensors:
         finally:
             ended.set()
             beside.join()
+        # Clocks settle in the first fifth of a run: joules of before would be of another clock.
         settled = begun + 0.2 * (time.perf_counter() - begun)
         reading = readings[0] if readings else self.read()
         watts = mean_watts([(at, joules) for at, joules in counts if at >= settled])

@@ -69,23 +69,21 @@ def profile_models(
     refuse_existing(output)
     console = console or Console(quiet=True)
     measured: list[dict[str, Any]] = []
-    machines: dict[str, Machine] = {}
-    sensors: dict[str, Sensors] = {}
+    benches: dict[str, tuple[Machine, Sensors]] = {}
     versions: dict[str, str] = {}
     began, host = now(), host_facts()
+    # A card is of one machine, so that all models of a framework share its backend and sensors.
     for model in models:
         for mode in modes:
             # Made for each mode, as some models have other heads when they train.
             target = _target(model, batch_size, sequence_length, mode, dtype)
-            if target.framework not in machines:
+            if target.framework not in benches:
                 backend = make_backend(target.framework)
-                machines[target.framework] = find_machine(backend, gpu)
-                sensors[target.framework] = Sensors(wanted=not backend.is_cpu)
-                versions = {**versions, **backend.versions()}
+                benches[target.framework] = find_machine(backend, gpu), Sensors(wanted=not backend.is_cpu)
+                versions |= backend.versions()
             for execution in executions:
                 console.print(f"{model}: {mode}, {execution}", highlight=False)
-                on, seen = machines[target.framework], sensors[target.framework]
-                row = _measured(target, on, seen, mode, execution, seconds)
+                row = _measured(target, *benches[target.framework], mode, execution, seconds)
                 if "reason" in row:
                     console.print(f"skipped {model}: {row['reason']}", highlight=False)
                 measured.append(row)
@@ -93,10 +91,10 @@ def profile_models(
     skipped = [row for row in measured if "reason" in row]
     if not rows:
         raise InputError(f"no model could be measured; the first was skipped because it {skipped[0]['reason']}")
-    machine, seen = next(iter(machines.values())), next(iter(sensors.values()))
+    machine, sensors = next(iter(benches.values()))
     facts = {"timing": "whole steps, each waited for; median over repeats, warm-up aside", "models": ", ".join(models)}
     facts["made_by"] = f"neusight-jax profile-model {' '.join(models)} --output DIR"
-    card = begun_card(machine, seen, versions, **facts)
+    card = begun_card(machine, sensors, versions, **facts)
     card |= {"began": began, "host": host, "rows": {"end_to_end": len(rows)}}
     return write_folder(Path(output), card, {f"models/{END_TO_END.file}": pd.DataFrame(rows)}, skipped, machine.file)
 
@@ -193,26 +191,15 @@ class Target:
 
 def target_from_source(model: str) -> Target:
     """Target from what `path/to/file.py:function` returns for `predict`: (callable, arguments[, keyword arguments])."""
-    path, _, function = model.rpartition(":")
-    made = source_file._call(Path(path), function)
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise InputError(f"{model} returned {source_file._described(made)}, {source_file.WANTED}")
-    call, args, kwargs = made[0], made[1], made[2] if len(made) == 3 else {}
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
-        raise InputError(f"{model} returned {source_file._described(made)}, {source_file.WANTED}")
-    framework = "torch" if source_file._is_torch_module(call) else "jax"
+    call, args, kwargs = source_file.call_from_source(model)
+    framework = "torch" if source_file.is_torch_module(call) else "jax"
     # A JAX function's first argument is its parameters, if there are others.
     inputs = args[1:] if framework == "jax" and len(args) > 1 else [*args, *kwargs.values()]
-    batch_size, sequence_length = _sizes(inputs)
-    return Target(
-        model, framework, call, tuple(args), dict(kwargs), batch_size=batch_size, sequence_length=sequence_length
-    )
-
-
-def _sizes(inputs: Any) -> tuple[int, int]:
     shapes = [tuple(item.shape) for item in inputs if hasattr(item, "shape")]
-    first = next((shape for shape in shapes if shape), (1,))
-    return int(first[0]), int(first[1]) if len(first) > 1 else 1
+    batch_size, sequence_length, *_ = (*next((shape for shape in shapes if shape), ()), 1, 1)
+    return Target(
+        model, framework, call, args, kwargs, batch_size=int(batch_size), sequence_length=int(sequence_length)
+    )
 
 
 def target_from_config(model: str, batch_size: int, sequence_length: int, mode: str, dtype: str = "fp32") -> Target:
@@ -368,6 +355,7 @@ def torch_step(target: Target, training: bool, compiled: bool) -> Step:
     args, kwargs = _pytree.tree_map(filled, (tuple(target.args), dict(target.kwargs)))
 
     def timed(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[float, Any]:
+        # CUDA returns before a kernel has run: without waiting these were the seconds of its launch.
         wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
         wait()
         begin = time.perf_counter()

@@ -18,9 +18,10 @@ from rich.console import Console
 import neusight_jax
 from neusight_jax.datasets import schema
 from neusight_jax.datasets.devices import GPU_FILE
+from neusight_jax.datasets.imported import write_measurements
 from neusight_jax.datasets.row_checks import check_rows
 from neusight_jax.errors import InputError, unknown_name
-from neusight_jax.files import atomic_folder, refuse_existing, remove_folder, write_text_atomically
+from neusight_jax.files import refuse_existing, remove_folder, write_text_atomically
 from neusight_jax.profiling.case import Case, case_bytes, make_case, operands
 from neusight_jax.profiling.clock import DISTURBED, Backend, Prepared, sample
 from neusight_jax.profiling.machine import Machine, Reading, Sensors, find_machine, host_facts
@@ -119,14 +120,7 @@ def write_folder(
     texts = {"card.json": json.dumps(whole, indent=1) + "\n", "README.md": readme(whole)}
     if gpu_file is not None:
         texts[GPU_FILE] = json.dumps(gpu_file, indent=1) + "\n"
-    with atomic_folder(target) as folder:
-        for path, table in {**tables, SKIPPED: pd.DataFrame(skipped)}.items():
-            if len(table):
-                (folder / path).parent.mkdir(exist_ok=True)
-                write: Any = table.to_csv if path.endswith(".csv") else table.to_parquet
-                write(folder / path, index=False)
-        for path, text in texts.items():
-            (folder / path).write_text(text, encoding="utf-8")
+    write_measurements(target, {**tables, SKIPPED: pd.DataFrame(skipped)}, texts)
     return whole
 
 
@@ -295,25 +289,8 @@ def profile(
     facts["seconds_per_kernel"] = seconds
     facts["made_by"] = f"neusight-jax profile --plan {plan} --backend {backend} --dtype {' '.join(dtypes)} --output DIR"
     card = begun_card(machine, sensors, clock.versions(), **facts)
-    _measure_all(cases, entries, clock, machine, sensors, journal, seconds, console or Console(quiet=True))
-    card["host_load_average_at_end"] = host_facts()["load_average"]
-    card = _write(target, card, entries, machine, timing)
-    journal.discard()
-    return card
-
-
-def _measure_all(
-    cases: Sequence[Case],
-    entries: list[dict[str, Any]],
-    clock: Backend,
-    machine: Machine,
-    sensors: Sensors,
-    journal: Journal,
-    seconds: float,
-    console: Console,
-) -> None:
-    """Measure what is not among the entries yet, and add it there and to the journal."""
-    done = {entry["key"] for entry in entries}
+    console, done = console or Console(quiet=True), {entry["key"] for entry in entries}
+    # Every kernel is in the journal before the next one starts: a run that is killed loses one at most.
     with working("kernels", console, len(cases), len(done)) as advance:
         for number, case in enumerate(case for case in cases if case.key not in done):
             entry = {"key": case.key, **_measured(case, clock, machine, sensors, seconds, number)}
@@ -322,8 +299,13 @@ def _measure_all(
             journal.append(entry)
             entries.append(entry)
             advance(what=case.op)
+            # A backend keeps every program it compiled, until the process has no memory maps left.
             if number % RELEASE_EVERY == RELEASE_EVERY - 1:
                 clock.release()
+    card["host_load_average_at_end"] = host_facts()["load_average"]
+    card = _write(target, card, entries, machine, timing)
+    journal.discard()
+    return card
 
 
 def _measured(
@@ -336,6 +318,7 @@ def _measured(
         return {"kernel": kernel, "reason": reason}
     set_bytes, scratch_bytes = case_bytes(case)
     cache_bytes = float(np.asarray(machine.gpu.l2_bytes))
+    # Sets larger than the last-level cache together push each other out, so that a kernel reads from memory.
     room = MEMORY_SHARE * clock.free_bytes() - scratch_bytes
     sets = int(min(max(math.ceil(2.0 * cache_bytes / set_bytes), FEWEST_SETS), MOST_SETS, max(room // set_bytes, 0)))
     if sets < FEWEST_SETS:
@@ -369,7 +352,12 @@ def _write(
     target: Path, card: dict[str, Any], entries: Sequence[dict[str, Any]], machine: Machine, timing: str
 ) -> dict[str, Any]:
     """Write the folder, all or nothing; rows that the reader would refuse are listed as skipped."""
-    rows = [{**entry["kernel"], **_latency(entry["row"], timing)} for entry in entries if "row" in entry]
+    timed = {"latency_s": f"{timing}_s", "spread": f"{timing}_spread"}
+    rows = [
+        {**entry["kernel"], **{name: entry["row"][of] for name, of in timed.items()}, "timing": timing, **entry["row"]}
+        for entry in entries
+        if "row" in entry
+    ]
     skipped = [{**entry["kernel"], "reason": entry["reason"]} for entry in entries if "reason" in entry]
     if not rows:
         first = skipped[0]["reason"] if skipped else "the plan is empty"
@@ -384,10 +372,6 @@ def _write(
         skipped += refused
     card = {**card, **row_facts(pd.concat(tables.values(), ignore_index=True))}
     return write_folder(target, card, tables, skipped, settled.file)
-
-
-def _latency(row: dict[str, Any], timing: str) -> dict[str, Any]:
-    return {"latency_s": row[f"{timing}_s"], "spread": row[f"{timing}_spread"], "timing": timing, **row}
 
 
 def _rates(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float, float]]:

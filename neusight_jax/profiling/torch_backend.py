@@ -68,6 +68,7 @@ class TorchBackend:
 
     def prepare(self, case: Case, sets: int, seed: int) -> TorchPrepared:
         """Draw the inputs of a kernel."""
+        # Products and convolutions have a switch each, and both hold for the whole process.
         torch.backends.cuda.matmul.allow_tf32 = case.dtype == "tf32"
         torch.backends.cudnn.allow_tf32 = case.dtype == "tf32"
         return TorchPrepared(case, sets, seed, "cpu" if self.is_cpu else "cuda")
@@ -143,6 +144,7 @@ class TorchPrepared:
             return time.perf_counter() - begin
         event: Any = torch.cuda.Event
         start, end = event(enable_timing=True), event(enable_timing=True)
+        # What was launched before must not run between the events.
         torch.cuda.synchronize()
         start.record()
         run()

@@ -7,6 +7,7 @@ there, and hides as much of it as nothing waits for.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,7 @@ class _Writer:
         head.attr.add(name="made_by", string_val=f"neusight-jax {__version__}")
         yield _record(head)
         at = rank // self.step % self.layout.pipeline
+        # Ranks at one place of the pipeline differ in groups and peers alone: their records are packed once.
         for number, node in enumerate(self.nodes[at]):
             peers = node.kind in ("send", "receive")
             group = self.numbers[tuple(memberships[node.group])] if node.group else 0
@@ -123,12 +125,11 @@ class _Writer:
 
 def _record(message: Any) -> bytes:
     """A message with its length before it."""
-    body: bytes = message.SerializeToString()
-    size, length = len(body), bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes((*length, size)) + body
+    from google.protobuf import proto
+
+    out = io.BytesIO()
+    proto.serialize_length_prefixed(message, out)
+    return out.getvalue()
 
 
 def _message(node: Node, number: int, attributes: Mapping[str, Mapping[str, Any]]) -> Any:

@@ -26,7 +26,26 @@ _KINDS: tuple[str, ...] = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
-"""Kinds of an attribute's value, each alone and as a list; their fields are numbered from 3."""
+"""Kinds of an attribute's value, each alone and as a list."""
+FIELDS: dict[str, dict[str, str]] = {
+    "GlobalMetadata": {"version": "string", "attr": "AttributeProto*"},
+    "AttributeProto": {
+        **dict.fromkeys(("name", "doc_string"), "string"),
+        **{
+            name: of
+            for kind in _KINDS
+            for name, of in ((f"{kind}_val", kind), (f"{kind}_list", f"{kind.capitalize()}List"))
+        },
+    },
+    **{f"{kind.capitalize()}List": {"values": f"{kind}*"} for kind in _KINDS},
+    "IOInfo": dict.fromkeys(("values", "shapes", "types"), "string"),
+    "Node": {
+        **{"id": "uint64", "name": "string", "type": "NodeType", "ctrl_deps": "uint64*", "data_deps": "uint64*"},
+        **{"start_time_micros": "uint64", "duration_micros": "uint64", "inputs": "IOInfo", "outputs": "IOInfo"},
+        "attr": "AttributeProto*",
+    },
+}
+"""Kinds of the fields of every message, which are numbered by their place; * = repeated."""
 
 
 @functools.cache
@@ -46,48 +65,25 @@ def messages() -> tuple[Any, Any]:
 
 def _file(pb: Any) -> Any:
     file = pb.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
+    types = pb.FieldDescriptorProto
     for name, values in (("NodeType", NODE_TYPES), ("CollectiveCommType", COLLECTIVES)):
         enum = file.enum_type.add(name=name)
         for number, value in enumerate(values):
             enum.value.add(name=value, number=number)
-    attribute = file.message_type.add(name="AttributeProto")
-    attribute.oneof_decl.add(name="value")
-    _field(pb, attribute, "name", 1, "string")
-    _field(pb, attribute, "doc_string", 2, "string")
-    for place, kind in enumerate(_KINDS):
-        many = f"{kind.capitalize()}List"
-        _field(pb, file.message_type.add(name=many), "values", 1, kind, repeated=True)
-        _field(pb, attribute, f"{kind}_val", 3 + 2 * place, kind, oneof_index=0)
-        _field(pb, attribute, f"{kind}_list", 4 + 2 * place, many, oneof_index=0)
-    metadata = file.message_type.add(name="GlobalMetadata")
-    _field(pb, metadata, "version", 1, "string")
-    _field(pb, metadata, "attr", 2, "AttributeProto", repeated=True)
-    tensors = file.message_type.add(name="IOInfo")
-    for number, name in enumerate(("values", "shapes", "types"), 1):
-        _field(pb, tensors, name, number, "string")
-    node = file.message_type.add(name="Node")
-    _field(pb, node, "id", 1, "uint64")
-    _field(pb, node, "name", 2, "string")
-    _field(pb, node, "type", 3, "NodeType", enum=True)
-    for number, name in enumerate(("ctrl_deps", "data_deps"), 4):
-        _field(pb, node, name, number, "uint64", repeated=True)
-    for number, name in enumerate(("start_time_micros", "duration_micros"), 6):
-        _field(pb, node, name, number, "uint64")
-    for number, name in enumerate(("inputs", "outputs"), 8):
-        _field(pb, node, name, number, "IOInfo")
-    _field(pb, node, "attr", 10, "AttributeProto", repeated=True)
+    # Readers go by numbers alone, so that places in the tables above are what must not change.
+    for name, fields in FIELDS.items():
+        message = file.message_type.add(name=name)
+        if name == "AttributeProto":
+            message.oneof_decl.add(name="value")
+        for number, (field, kind) in enumerate(fields.items(), 1):
+            label = types.LABEL_REPEATED if kind.endswith("*") else types.LABEL_OPTIONAL
+            added = message.field.add(name=field, number=number, label=label)
+            kind = kind.removesuffix("*")
+            if kind in _KINDS:
+                added.type = getattr(types, f"TYPE_{kind.upper()}")
+            else:
+                added.type = types.TYPE_ENUM if kind == "NodeType" else types.TYPE_MESSAGE
+                added.type_name = f".{PACKAGE}.{kind}"
+            if field.endswith(("_val", "_list")):
+                added.oneof_index = 0
     return file
-
-
-def _field(
-    pb: Any, owner: Any, name: str, number: int, kind: str, *, repeated: bool = False, enum: bool = False, **more: int
-) -> None:
-    """A field of a message; a kind that is no scalar is a message of the file, or an enumeration of it."""
-    types = pb.FieldDescriptorProto
-    label = types.LABEL_REPEATED if repeated else types.LABEL_OPTIONAL
-    if kind in _KINDS:
-        owner.field.add(name=name, number=number, label=label, type=getattr(types, f"TYPE_{kind.upper()}"), **more)
-        return
-    type_name = f".{PACKAGE}.{kind}"
-    is_a = types.TYPE_ENUM if enum else types.TYPE_MESSAGE
-    owner.field.add(name=name, number=number, label=label, type=is_a, type_name=type_name, **more)

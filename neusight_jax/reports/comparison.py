@@ -17,7 +17,6 @@ from neusight_jax.reports.text import (
     interval_text,
     prices_fact,
     run_cells,
-    run_columns,
     short_number,
 )
 from neusight_jax.units import GIB, MS, duration, energy_text
@@ -57,8 +56,10 @@ def _cells(item: Candidate, comparison: Comparison) -> dict[str, str]:
     cells |= {"samples/s": short_number(item.samples_per_s), "tokens/s": short_number(item.tokens_per_s)}
     if comparison.workload["mode"] == "training" and any(other.mfu for other in comparison.candidates):
         cells |= {"MFU": _share(item.mfu), "HFU": _share(item.hfu)}
-    run, runs = run_cells(item.run, comparison.currency), (other.run for other in comparison.candidates)
-    cells |= {name: run.get(name, "-") for name in run_columns(runs, comparison.currency)}
+    run = run_cells(item.run, comparison.currency)
+    # Columns are those that any of the runs has.
+    names = dict.fromkeys(name for other in comparison.candidates for name in run_cells(other.run, comparison.currency))
+    cells |= {name: run.get(name, "-") for name in names}
     cells |= {"memory": "-" if item.memory_bytes is None else f"{item.memory_bytes / GIB:.1f} GiB"}
     cells |= {"fits": {True: "yes", False: "no", None: "-"}[item.fits]}
     if comparison.priced:
@@ -87,10 +88,10 @@ def _own_notes(comparison: Comparison) -> list[str]:
     return [f"{_some(names)}: {note}" for note, names in whose.items()]
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
-    """Names in a line, the first few where there are many."""
-    rest = len(names) - most
-    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} others"
+def _some(names: Sequence[str]) -> str:
+    """Names in a line, the first six where there are many."""
+    rest = len(names) - 6
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:6])} and {rest} others"
 
 
 def _share(value: float | None) -> str:

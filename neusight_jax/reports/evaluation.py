@@ -27,8 +27,8 @@ def report(evaluation: Evaluation) -> Report:
     views = [view for view in evaluation.views if "mean" in view.frame and len(view.frame)]
     pictures = [_bars(view) for view in views]
     facts = {name: str(value) for name, value in evaluation.about.items() if isinstance(value, str | int)}
-    said = [f"{_what(view)}, {_means(view)}" for view in views]
-    sentence = f"Mean absolute error: {'; '.join(said)}." if said else evaluation.headline
+    means = [f"{_what(view)}, {_means(view)}" for view in views]
+    sentence = f"Mean absolute error: {'; '.join(means)}." if means else evaluation.headline
     return Report("Errors of forecasts", facts, sentence, pictures, tables(evaluation))
 
 

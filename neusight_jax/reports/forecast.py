@@ -76,8 +76,10 @@ def tables(forecast: Forecast) -> RenderableType:
     lines += [run_line(forecast.run)] if forecast.run else []
     # Whether a served model fits is the first question.
     lines = [*memory, *lines] if forecast.longest_context is not None else [*lines, *memory]
-    lines = [*_layout_lines(forecast), *lines, ""]
-    return headed(head(forecast), *lines, *parts, notes=forecast.notes)
+    if layout := forecast.workload.get("layout"):
+        batches = f"{counted(forecast.workload['micro_batches'], 'micro-batch', 'es')} of {layout['micro_batch_size']}"
+        lines.insert(0, f"layout {layout_text(layout)}; {batches}, recompute {layout['recompute']}")
+    return headed(head(forecast), *lines, "", *parts, notes=forecast.notes)
 
 
 def sentence(forecast: Forecast) -> str:
@@ -89,16 +91,6 @@ def sentence(forecast: Forecast) -> str:
     run = f"; {run_line(forecast.run)}" if forecast.run else ""
     lacks = f" It {_verdict(forecast)}." if forecast.fits is False else ""
     return f"{forecast.model} on {where}: {what} takes {duration(forecast.total_s)}{interval}{energy}{run}.{lacks}"
-
-
-def _layout_lines(forecast: Forecast) -> list[str]:
-    """Lines on how a job is split and its batch cut."""
-    load = forecast.workload
-    if "layout" not in load:
-        return []
-    layout = load["layout"]
-    batches = f"{counted(load['micro_batches'], 'micro-batch', 'es')} of {layout['micro_batch_size']}"
-    return [f"layout {layout_text(layout)}; {batches}, recompute {layout['recompute']}"]
 
 
 def _total_line(forecast: Forecast) -> str:

@@ -15,7 +15,8 @@ def tables(answer: Identification) -> RenderableType:
     header = ["figure", "sheet", "measured", INTERVAL, "still unsure"]
     figures = table("", header, map(_cells, answer.figures))
     columns = ["off from the sheet", "misfit", "odds"]
-    explanations = table("Explanations", columns, map(_explanation, answer.explanations))
+    odds = [[_off(item), f"{item.misfit:.2f}", f"{item.odds:.3g}"] for item in answer.explanations]
+    explanations = table("Explanations", columns, odds)
     return headed(
         f"{answer.gpu or 'the machine'} by {counted(answer.measurements, 'measurement')}: {_errors(answer)}",
         figures,
@@ -60,10 +61,6 @@ def _cells(figure: IdentifiedFigure) -> list[str]:
 
     interval = between((figure.low, figure.high), text)
     return [figure.name, text(figure.sheet), text(figure.value), interval, f"{figure.left:.0%}"]
-
-
-def _explanation(explanation: Explanation) -> list[str]:
-    return [_off(explanation), f"{explanation.misfit:.2f}", f"{explanation.odds:.3g}"]
 
 
 def _off(explanation: Explanation) -> str:

@@ -79,13 +79,9 @@ def _recipes(layouts: Layouts) -> list[RenderableType]:
         parts.append(CROWDED)
     fewest = {gpu_in(machine.name): machine for machine in sorted(fit, key=lambda machine: -machine.gpus)}
     for machine in dict.fromkeys((fit[0].name, *(machine.name for machine in fewest.values()))):
-        parts += _commands(next(other for other in fit if other.name == machine))
+        item = next(other.choices[0] for other in fit if other.name == machine)
+        parts += ["", f"{machine}:", *(f"  $ {command_text(line)}" for line in (item.command, item.trainer))]
     return parts
-
-
-def _commands(machine: Machine) -> list[RenderableType]:
-    item = machine.choices[0]
-    return ["", f"{machine.name}:", *(f"  $ {command_text(line)}" for line in (item.command, item.trainer))]
 
 
 def _named(machine: Machine) -> str:

@@ -26,31 +26,13 @@ from neusight_jax.errors import InputError
 from neusight_jax.files import write_text_atomically
 from neusight_jax.markup import markdown, markup, without_notes
 from neusight_jax.records import plain
-from neusight_jax.reports.text import INTERVAL, table
+from neusight_jax.reports.text import table as text_table
+from neusight_jax.tables import table
 
 if TYPE_CHECKING:
     from neusight_jax.records import Printed, Result
 
-GLOSSARY: dict[str, str] = {
-    INTERVAL: "Range that holds the measured time in four of five cases, for GPUs left out of training.",
-    "arithmetic intensity": "Floating-point operations for each byte that a kernel moves to or from memory.",
-    "bound": "What a kernel waits for: compute (arithmetic), memory (bandwidth) or launch (starting it).",
-    "bubble": "Time that a GPU waits for other stages of a pipeline.",
-    "checkpoint": "The fitted predictor that made the forecast.",
-    "elasticity": "Percent by which the time changes when a figure grows by one percent; -0.4 takes 0.4 percent off.",
-    "exposed communication": "Time of messages between GPUs that no computation hides.",
-    "family": "Kernels of one kind, such as matrix products (linear, gemm), softmax or norms.",
-    "kernel": "One program that runs on the GPU; a model's step launches hundreds.",
-    "phase": "Forward pass, backward pass, gradients of weights, or the optimizer's step.",
-    "roofline": "The most FLOP/s that a GPU reaches at an arithmetic intensity: its bandwidth or its peak limits it.",
-    "TPOT": "Time of a further token of an answer, after the first.",
-    "TTFT": "Time from a request to the first token of its answer.",
-    "tile": "Part of the output that one thread block computes.",
-    "utilization": "Achieved share of the roofline, from 0 to 1.",
-    "wave": "Thread blocks that run at the same time; a kernel is as many waves as it needs, the last one whole.",
-    "secant": "Elasticity of the exact forecast between 5 percent less and 5 percent more of a figure.",
-    "Pareto front": "Machines of which none is better in one respect without being worse in the other.",
-}
+GLOSSARY: dict[str, str] = table("reports", "glossary")
 """Terms of reports. A page lists those that it uses."""
 
 
@@ -63,6 +45,10 @@ class Plot:
     layout: Mapping[str, Any] = field(default_factory=dict)
     caption: str = ""
     height: int = 420
+
+    def figure(self) -> dict[str, Any]:
+        """What plotly.js draws."""
+        return {"data": self.traces, "layout": {**self.layout, "height": self.height}}
 
 
 @dataclass(frozen=True)
@@ -151,7 +137,7 @@ def markdown_of(report: Report) -> str:
     """A report as Markdown for a pull request: the answer, its numbers, what it assumes, its tables; no pictures."""
     tables, assumes = without_notes(report.tables)
     facts = "\n".join(f"- {name}: {text}" for name, text in report.facts.items())
-    cards = markdown(table("", ["", "", ""], report.cards, text_columns=3)) if report.cards else ""
+    cards = markdown(text_table("", ["", "", ""], report.cards, text_columns=3)) if report.cards else ""
     noted = "\n".join(f"- {note}" for note in assumes)
     heads = ("", "", "", "## What it assumes", "<details><summary>Figures</summary>", "## Made with")
     blocks = (f"# {report.title}", report.sentence, cards, noted, f"{markdown(tables)}\n\n</details>", facts)
@@ -165,9 +151,7 @@ def render(report: Report) -> str:
     tables = markup(figures)
     words = " ".join([tables, *(f"{plot.title} {plot.caption}" for plot in report.plots), str(report.cards)]).lower()
     glossary = {term: text for term, text in sorted(GLOSSARY.items()) if term.lower() in words}
-    plots: list[dict[str, Any]] = [
-        {"data": plot.traces, "layout": {**plot.layout, "height": plot.height}} for plot in report.plots
-    ]
+    plots = [plot.figure() for plot in report.plots]
     page: str = template("page.html.jinja").render(
         report=report,
         assumes=assumes,
@@ -200,7 +184,11 @@ def template(name: str) -> Any:
 
 
 @functools.cache
+def gzipped_plotly() -> bytes:
+    """plotly.js, compressed."""
+    return gzip.compress(resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes(), 6, mtime=0)
+
+
 def packed_plotly() -> str:
-    """plotly.js, compressed and as base64: a third of its size."""
-    script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode("ascii")
+    """The same as base64: a third of its size."""
+    return base64.b64encode(gzipped_plotly()).decode("ascii")

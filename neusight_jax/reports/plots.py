@@ -69,6 +69,7 @@ def shares(forecast: Forecast) -> Plot:
         path = (str(phase), str(family), str(node))
         for depth in range(4):
             sums[path[:depth]] = sums.get(path[:depth], 0.0) + float(seconds)
+    # Smaller areas could not be seen, and there are hundreds of them.
     paths = [path for path, seconds in sums.items() if seconds > 2e-3 * total]
     trace = {
         "type": "treemap",
@@ -101,6 +102,7 @@ def roofline(
         share = cost[real] / max(float(cost.sum()), 1e-30)
         families = columns["family"][real].astype(str)
         single = len(forecasts) == 1
+        # Families have the colours of a single machine; of several each has one, or nobody could tell them apart.
         for family in dict.fromkeys(families) if single else (name,):
             mask = families == family if single else np.ones(len(real), bool)
             nodes = columns["node"][real][mask].astype(str)
@@ -180,6 +182,7 @@ def power(forecasts: Mapping[str, tuple[Forecast, GPU | None]]) -> Plot:
     traces: list[dict[str, Any]] = []
     for place, (name, (forecast, gpu)) in enumerate(forecasts.items()):
         columns, single = forecast.columns, len(forecasts) == 1
+        # A row is a kernel with all its launches: within a phase its place in the step is not known.
         order = np.argsort([_PLACES[str(phase)] for phase in columns["phase"]], kind="stable")
         cost = np.asarray(columns["seconds"] * columns["count"], float)[order]
         order, cost = order[cost > 0.0], cost[cost > 0.0]
@@ -263,6 +266,7 @@ def scatter(
     traces: list[dict[str, Any]] = []
     for place, (name, points) in enumerate(series.items()):
         lines = {"type": "scatter", "line": {"color": f"var(--c{place % 8})"}}
+        # Lines come first, so that marks lie above them, where the mouse finds them.
         for mode, shown in (
             ("lines", sorted(points) if better is None else _front(points, better)),
             ("markers", points),

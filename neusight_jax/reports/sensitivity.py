@@ -41,16 +41,12 @@ def tables(result: Sensitivity) -> RenderableType:
     )
 
 
-def helps(result: Sensitivity, most: int = 3) -> list[str]:
-    """Figures that would help most, in words: what a tenth more of them does; the host's share where it is large.
-
-    Args:
-      most: figures that are named.
-    """
+def helps(result: Sensitivity) -> list[str]:
+    """The three figures that would help most, in words: what a tenth more of them does; the host's share if large."""
     # Peaks, SMs and clock move together on a real chip: their rows say it, and those of single ones would repeat it.
     joined = {ALL_RATES, *(name for fields in KNOBS.values() for name in fields)}
     trusted = {name: slope for name, slope in result.trusted.items() if name not in joined}
-    best = sorted((name for name in trusted if trusted[name] < -LEAST), key=lambda name: trusted[name])[:most]
+    best = sorted((name for name in trusted if trusted[name] < -LEAST), key=lambda name: trusted[name])[:3]
     lines = [f"10 % more {title_of(name)}: {1.0 - 1.1 ** trusted[name]:.1%} less time" for name in best]
     host = [f"{result.host:.0%} of the step is the host's, which no machine buys"] if result.host > LEAST else []
     return [*lines, *host] or ["no single figure of the machine takes as much as 0.1 % off"]

@@ -90,7 +90,8 @@ def _cells(choice: ServingChoice, serving: Serving) -> dict[str, str]:
         unit = f" {serving.currency}" if serving.currency else ""
         cells[f"hour{unit}"] = f"{costs['per_hour']:.2f}" if costs else "-"
         cells["1M in/out"] = f"{costs['input']:.2f}/{costs['output']:.2f}" if costs else "-"
-        cells["1M tokens"] = _money(costs["tokens"], choice.intervals["cost"]) if costs else "-"
+        interval = between(choice.intervals["cost"], "{:.2f}".format)
+        cells["1M tokens"] = f"{costs['tokens']:.2f} ({interval})" if costs else "-"
     return cells
 
 
@@ -110,10 +111,6 @@ def _bounded(value: float, interval: tuple[float, float]) -> str:
     if math.isinf(high):
         return f"{duration(value)} or more"
     return f"{duration(value)} ({between(interval, partial(duration, digits=3))})" if low > 0 else duration(value)
-
-
-def _money(value: float, interval: tuple[float, float]) -> str:
-    return f"{value:.2f} ({between(interval, '{:.2f}'.format)})"
 
 
 def report(serving: Serving) -> Report:

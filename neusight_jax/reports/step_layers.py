@@ -75,7 +75,12 @@ class Track:
         return len(self.nodes) - 1
 
     def work(self, name: str, kind: str, seconds: float, deps: tuple[int, ...]) -> tuple[int, ...]:
-        """Add what takes a rank's time; the nodes to wait for, which are `deps` where it takes none."""
+        """Add what takes a rank's time; the nodes to wait for, which are `deps` where it takes none.
+
+        Args:
+          name, kind: as of `Node`; seconds: of the rank.
+          deps: numbers of the nodes of this track it waits for.
+        """
         return (self.add(name, kind, seconds, deps),) if seconds > 0.0 else deps
 
     def send(
@@ -123,7 +128,7 @@ class Sent:
                 places["beside" if overlapped else "between"].append(transfer)
             elif (name, kind) in (("gather", FORWARD), ("gather", BACKWARD), ("reduce", BACKWARD)):
                 places[f"{name}s" if overlapped else "between"].append(transfer)
-        return cls(**{name: tuple(each) for name, each in places.items()})
+        return cls(**{name: tuple(sent) for name, sent in places.items()})
 
 
 @dataclass(frozen=True)
@@ -143,12 +148,17 @@ class Cut:
 
     @classmethod
     def of(cls, piece: Piece, sent: Sent, layers: int, most: float) -> Cut:
-        """With at most so many nodes, about."""
-        slices = 2 if any(each.count > 1.5 * layers for each in sent.between) else 1
+        """With at most so many nodes, about.
+
+        Args:
+          piece, sent: what is cut, and its messages.
+          layers: that it has; most: nodes.
+        """
+        slices = 2 if any(transfer.count > 1.5 * layers for transfer in sent.between) else 1
         host = piece.host_s > LEAST_HOST * piece.base_s
-        listed = (*sent.between, *sent.beside, *sent.gathers, *sent.reduces)
+        transfers = (*sent.between, *sent.beside, *sent.gathers, *sent.reduces)
         of_layer = slices * (1 + host) + sum(
-            each.count / layers * (2 if each.message.op == "send_recv" else 1) for each in listed
+            transfer.count / layers * (2 if transfer.message.op == "send_recv" else 1) for transfer in transfers
         )
         return cls(layers, int(min(max(most / of_layer, 1.0), layers)), slices, host)
 
@@ -194,11 +204,11 @@ def layers_of(piece: Piece, sent: Sent, amount: np.ndarray, cut: Cut, *, first: 
     def made(scale: float) -> Layers:
         return _Layering(piece, sent, amount, cut, scale, first).layers()
 
-    found = fitted(made, lambda each: each.track.end_s, piece.base_s)
-    track, ends = found.track, found.ends
+    layers = fitted(made, lambda made: made.track.end_s, piece.base_s)
+    track, ends = layers.track, layers.ends
     ends = track.work("messages beside computation", "contention", piece.base_s - track.end_s, ends)
     ends = track.work("other ranks", "waiting", piece.whole_s - piece.base_s, ends)
-    return Layers(track, cut, ends, found.firsts, found.lasts)
+    return Layers(track, cut, ends, layers.firsts, layers.lasts)
 
 
 def fitted(make: Callable[[float], Any], end_of: Callable[[Any], float], most_s: float) -> Any:
@@ -226,6 +236,7 @@ class _Layering:
     def layers(self) -> Layers:
         """All of them."""
         cut, chain, firsts, lasts = self.cut, tuple[int, ...](), [], []
+        # The chain is what the next piece waits for: what is left out of it runs beside, as nothing makes it wait.
         for at in range(self.pieces):
             part, inside = divmod(at, cut.slices)
             name = f"layer {part}" if cut.apart else f"part {part}"
@@ -255,8 +266,10 @@ class _Layering:
         cut, sent = self.cut, self.sent
         ahead = [*cut.shares(first=True)[1:], 0.0] if self.first else [1.0 / cut.parts] * cut.parts
         behind = [0.0, *cut.shares(first=False)] if cut.apart else cut.shares(first=False)
-        both = [(each, ahead[part]) for each in sent.gathers] + [(each, behind[part]) for each in sent.reduces]
-        return [(transfer, share * transfer.count) for transfer, share in both if share > 0.0]
+        both = ((sent.gathers, ahead[part]), (sent.reduces, behind[part]))
+        return [
+            (transfer, share * transfer.count) for transfers, share in both for transfer in transfers if share > 0.0
+        ]
 
     def _compute(
         self, name: str, chain: tuple[int, ...], shards: Sequence[tuple[Transfer, float]]
@@ -267,9 +280,9 @@ class _Layering:
         λ (c + k) and then the longer of what is left.
         """
         piece, cut, track = self.piece, self.cut, self.track
-        rings = [(each, each.count / self.pieces) for each in self.sent.beside]
-        alone = max((each.exposed for each, _ in rings), default=0.0)
-        alone = min(max([alone, *(each.exposed * cut.slices for each, _ in shards)]), 1.0)
+        rings = [(transfer, transfer.count / self.pieces) for transfer in self.sent.beside]
+        alone = max((transfer.exposed for transfer, _ in rings), default=0.0)
+        alone = min(max([alone, *(transfer.exposed * cut.slices for transfer, _ in shards)]), 1.0)
         for transfer, count in (*shards, *rings):
             before = (*chain, *self.shards) if (transfer, count) in shards else chain
             chain = track.send(name, transfer, count * transfer.exposed, before, self.scale)
@@ -297,7 +310,7 @@ class _Layering:
             for _ in range(number):
                 left = count * (1.0 - transfer.exposed) / number
                 ring[kind] = track.send(name, transfer, left, ring.get(kind, chain), self.scale)
-        return (*ends, *(end for each in ring.values() for end in each)), computed[0], computed[-1]
+        return (*ends, *(end for ends_of in ring.values() for end in ends_of)), computed[0], computed[-1]
 
     def _between(self, at: int, name: str, chain: tuple[int, ...], *, gathers: bool) -> tuple[int, ...]:
         """Messages that computation waits for, those that gather what it needs before it, all others after it."""
@@ -305,6 +318,7 @@ class _Layering:
             if (transfer.message.op == "all_gather") != gathers:
                 continue
             whole = max(round(transfer.count), 1)
+            # Messages need not divide evenly among pieces, and none of them may be lost.
             here = (at + 1) * whole // self.pieces - at * whole // self.pieces
             if transfer.count < self.cut.layers:  # of the ends, not of layers
                 here = whole if at + 1 == self.pieces else 0

@@ -10,7 +10,6 @@ longest path is the forecast.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -66,13 +65,7 @@ class _Rank:
         gated = {first: gates.get(part, ()) for part, first in enumerate(layers.firsts)}
         for number, node in enumerate(layers.track.nodes):
             before = (*((places[dep] for dep in node.deps) if node.deps else deps), *gated.get(number, ()))
-            more: dict[str, Any] = {
-                "flop": node.flop,
-                "bytes": node.bytes,
-                "op": node.op,
-                "group": node.group,
-                "tag": at + node.tag,
-            }
+            more = {field: getattr(node, field) for field in ("flop", "bytes", "op", "group")} | {"tag": at + node.tag}
             places.append(self.track.add(f"{name}, {node.name}", node.kind, node.end_s - node.start_s, before, **more))
         self.last = tuple(places[end] for end in layers.ends) or deps
         return places
@@ -135,7 +128,7 @@ class _Step:
         return ranks[here].track.add("receive", "receive", seconds, (), sent.start_s, peer=there, **more)
 
     def _transfers(self, stage: int, slot: str) -> list[Transfer]:
-        return [each for each in self.pieces.transfers[self.plan.kinds[stage]] if each.message.slot == slot]
+        return [transfer for transfer in self.pieces.transfers[self.plan.kinds[stage]] if transfer.message.slot == slot]
 
     def _parameters(self, rank: _Rank, cut: Cut, stage: int) -> dict[int, tuple[int, ...]]:
         """Parameters after a sharded optimizer, handed round before the first micro-batch needs them: what the first

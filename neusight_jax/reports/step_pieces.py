@@ -114,6 +114,7 @@ class Work:
 
 def step_pieces(predictor: Predictor, machine: Machine, job: Job) -> StepPieces:
     """Pieces of a job on a machine, at the clock that its boards settle at."""
+    # Under a cap pieces take as long as at the clock that boards settle at over the whole step.
     if is_limited(machine):
         machine = at_clock(machine, settled(predictor, machine, job).clock)
     plan, software = job.plan, job.software
@@ -126,6 +127,7 @@ def step_pieces(predictor: Predictor, machine: Machine, job: Job) -> StepPieces:
     def durations(variant: Seconds, alike: bool = True) -> np.ndarray:
         table = stage_durations(variant, software, together if alike else read)[0]
         of_stage = np.array(table, np.float64)[list(plan.kinds)]
+        # Only a zero-bubble schedule moves gradients of weights away from the backward pass.
         if weight_in_backward(plan.layout):
             of_stage[:, BACKWARD] += of_stage[:, WEIGHT]
             of_stage[:, WEIGHT] = 0.0
@@ -176,15 +178,15 @@ def _transfers(predictor: Predictor, machine: Machine, job: Job) -> dict[int, tu
     placed = groups(plan.layout, cluster.topology.gpus_per_domain or plan.layout.gpus)
     traffic = [message for _, message in plan.messages]
     seconds = np.asarray(message_seconds(predictor, cluster, traffic, placed, once)) if traffic else np.zeros(0)
-    found: dict[int, list[Transfer]] = {kind: [] for kind in plan.kinds}
+    transfers_of: dict[int, list[Transfer]] = {kind: [] for kind in plan.kinds}
     for (kind, message), message_s in zip(plan.messages, seconds, strict=True):
         group = placed[message.group]
         if group.ranks > 1 and message.count > 0:
             size = message_size(message, group)[0]
             share = size / group.ranks if message.op == "all_gather" else size  # what a rank brings along
             exposed = float(np.asarray(software.overlap(overlap_class(message))))
-            found[kind].append(Transfer(message, share, slower * float(message_s), message.count, exposed))
-    return {kind: tuple(transfers) for kind, transfers in found.items()}
+            transfers_of[kind].append(Transfer(message, share, slower * float(message_s), message.count, exposed))
+    return {kind: tuple(transfers) for kind, transfers in transfers_of.items()}
 
 
 def weight_in_backward(layout: Parallelism) -> bool:

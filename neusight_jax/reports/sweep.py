@@ -67,6 +67,7 @@ def _curve(frame: pd.DataFrame, fields: list[str]) -> Plot:
 
 def _map(frame: pd.DataFrame, fields: list[str]) -> Plot:
     across, up = fields
+    # The mean of logarithms: the longest of several workloads would say it all otherwise.
     logs = frame.assign(_log=np.log(frame["seconds"])).pivot_table(index=up, columns=across, values="_log")
     (scale_x, label_x), (scale_y, label_y) = labelled(across), labelled(up)
     seconds = np.exp(logs.to_numpy())

@@ -62,11 +62,6 @@ def short_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def run_columns(runs: Iterable[RunCost | None], currency: str = "") -> tuple[str, ...]:
-    """Columns of `run_cells` that any of the runs has."""
-    return tuple(dict.fromkeys(name for run in runs for name in run_cells(run, currency)))
-
-
 def run_line(run: RunCost, currency: str = "") -> str:
     """Cost of a whole run in one line."""
     cells = run_cells(run, currency)
@@ -75,9 +70,9 @@ def run_line(run: RunCost, currency: str = "") -> str:
     return ", ".join(parts)
 
 
-def command_text(command: str, width: int = 110) -> str:
+def command_text(command: str) -> str:
     """A command line over several lines, as a shell takes it."""
-    lines = textwrap.wrap(command, width, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(command, 110, break_long_words=False, break_on_hyphens=False)
     return " \\\n      ".join(lines)
 
 
@@ -97,14 +92,10 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text
     return out
 
 
-def cells_table(title: str, rows: Sequence[Mapping[str, str]], text_columns: int = 2) -> Table:
-    """Table of rows by the names of their columns; a row that lacks one has a dash.
-
-    Args:
-      rows: name of a column -> cell; text_columns: as in `table`.
-    """
+def cells_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Table of rows, each a cell by the name of its column; a row that lacks one has a dash."""
     header = list(dict.fromkeys(name for row in rows for name in row))
-    return table(title, header, [[row.get(name, "-") for name in header] for row in rows], text_columns)
+    return table(title, header, [[row.get(name, "-") for name in header] for row in rows], 2)
 
 
 def headed(head: str, *parts: RenderableType, notes: Iterable[str] = ()) -> Group:

@@ -72,14 +72,9 @@ class _Events:
     events: list[dict[str, Any]] = field(default_factory=list)
     launched: int = 0
 
-    def span(self, name: str, start_s: float, seconds: float, stream: int = COMPUTE) -> None:
-        """Add a range that groups kernels on a stream, such as a layer.
-
-        Args:
-          start_s: on the clock of the trace, seconds.
-          stream: `COMPUTE` or `MESSAGES`.
-        """
-        self._add("gpu_user_annotation", name, start_s, seconds, self.rank, stream)
+    def span(self, name: str, start_s: float, seconds: float) -> None:
+        """Add a range that groups computation, such as a layer; it starts on the clock of the trace."""
+        self._add("gpu_user_annotation", name, start_s, seconds, self.rank, COMPUTE)
 
     def kernel(
         self,
@@ -303,14 +298,14 @@ def write_timeline(path: Path | str, trace: dict[str, Any]) -> list[Path]:
         return [path]
     info, stride = dict(trace["distributedInfo"]), trace["distributedInfo"].get("pipeline_stride", 1)
     events = {
-        device: list[dict[str, Any]]() for device in sorted({each["pid"] % HOST for each in trace["traceEvents"]})
+        device: list[dict[str, Any]]() for device in sorted({event["pid"] % HOST for event in trace["traceEvents"]})
     }
     for event in trace["traceEvents"]:
         events[event["pid"] % HOST].append(event)
     with atomic_folder(path) as target:
-        for device, listed in events.items():
+        for device, of_device in events.items():
             rank = {"distributedInfo": {**info, "rank": device * stride}}
-            _write(target / f"rank{device * stride}.json.gz", head | rank, listed, True)
+            _write(target / f"rank{device * stride}.json.gz", head | rank, of_device, True)
     return sorted(path.iterdir())
 
 

@@ -44,6 +44,7 @@ from neusight_jax.scaling.trace import (
     opened,
     trace_of_kernels,
 )
+from neusight_jax.tables import table
 from neusight_jax.units import US
 
 # Chrome traces read as a stream: one event at a time, whatever the size of the file.
@@ -172,6 +173,7 @@ def _entries(values: _Values, header: dict[str, Any]) -> Iterator[Any]:
     A comma before the end is passed over, as trace viewers do.
     """
     end = "]" if values.skip("[{") == "[" else "}"
+    # One by one, so that a trace of gigabytes is never in memory as a whole.
     while values.next() != end:
         key = values.value()
         if end == "]":
@@ -261,6 +263,7 @@ class _TorchEvents:
         if category not in (*GPU_CATEGORIES, *OPERATOR_CATEGORIES):
             return
         on_gpu = category in GPU_CATEGORIES
+        # What is wrong with operators of the host takes no time of the GPU: nobody has to be told.
         account = self.account if on_gpu else Account()
         if event.get("ph", "X") != "X" or length is None or not 0.0 <= length * US <= LONGEST_S:
             account.add("GPU events without a usable duration, left out: their time is unknown")
@@ -370,6 +373,7 @@ class _JaxEvents:
         """The kernels of all GPU streams. `InputError` when no event on them has a duration."""
         events, names, lanes = self.events.frame(), list(self.events.names), list(self.events.lanes)
         streams = self._streams()
+        # XProf shows the kernels' time again by operator and program: added up, a run would take several times as long.
         for lane, line in enumerate(lanes):
             if self._device(line) and line not in streams:
                 repeated_s = events["seconds"][events["lane"] == lane].clip(lower=0.0)
@@ -422,11 +426,11 @@ def _shapes(dims: Any) -> tuple[tuple[int, ...], ...]:
     """Operand shapes; an operand that is no list of whole numbers (a scalar, a list of tensors) is ()."""
     if not isinstance(dims, list) or not all(isinstance(shape, list) for shape in dims):
         return ()
-    return tuple(tuple(int(size) for size in shape) if all(_is_size(size) for size in shape) else () for shape in dims)
 
+    def whole(size: Any) -> bool:
+        return isinstance(size, int | float) and 0 <= size < 1e12 and size == int(size)
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e12 and value == int(value)
+    return tuple(tuple(map(int, shape)) if all(map(whole, shape)) else () for shape in dims)
 
 
 def _types(types: Any) -> tuple[str, ...]:
@@ -484,45 +488,14 @@ def _session_file(folder: Path) -> tuple[Path, list[str]]:
 
 # PyTorch operators with recorded shapes, as kernels this package forecasts.
 
-_BINARY = {"add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "pow": "pow", "where": "mul"}
-_UNARY = ("relu", "tanh", "gelu", "silu", "sigmoid", "exp", "neg", "sqrt", "rsqrt", "threshold", "clamp", "log", "sin")
-_ROWWISE: dict[str, tuple[tuple[str, str, float, float], ...]] = {
-    **dict.fromkeys(("copy_", "clone", "contiguous", "cat"), (("memory", "copy", 1, 1),)),
-    **dict.fromkeys(("fill_", "zero_"), (("memory", "fill", 0, 1),)),
-    **dict.fromkeys(("sum", "mean"), (("memory", "reduce", 1, 0),)),
-    **dict.fromkeys(("index_select", "gather"), (("memory", "gather", 1, 1),)),
-    "native_dropout": (("memory", "dropout", 1, 2),),
-    "native_dropout_backward": (("memory", "dropout_backward", 2, 1),),
-    "cumsum": (("memory", "cumsum", 1, 1),),
-    "max": (("memory", "max", 1, 0),),
-    "scatter": (("memory", "scatter", 1, 1),),
-    **dict.fromkeys(("_softmax", "softmax", "_log_softmax", "_safe_softmax"), (("softmax", "softmax", 1, 1),)),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), (("softmax", "softmax_backward", 2, 1),)),
-    **dict.fromkeys(("native_layer_norm", "layer_norm", "rms_norm"), (("norm", "layernorm", 1, 1),)),
-    "native_layer_norm_backward": (
-        ("norm", "layernorm_backward", 2, 1),
-        ("norm", "layernorm_weight_gradient", 2, 0),
-    ),
-    **{f"{op}_backward": (("elementwise", "mul", 2, 1),) for op in ("gelu", "tanh", "silu", "sigmoid", "threshold")},
-}
-"""Operator -> family, our op, passes read and written of each kernel it launches over its first operand."""
-_TOKENS_FIRST = ("_flash_attention", "_efficient_attention")
-"""Attention of (batch, tokens, heads, head size); the others have heads before tokens."""
-_HEADS_FIRST = (
-    *("scaled_dot_product_attention", "_cudnn_attention"),
-    *(f"_scaled_dot_product_{form}_attention" for form in ("flash", "efficient", "cudnn")),
-)
-_DTYPES: dict[str, str] = {
-    **dict.fromkeys(("c10::half", "half"), "fp16"),
-    **dict.fromkeys(("c10::bfloat16", "bfloat16"), "bf16"),
-    **dict.fromkeys((f"c10::float8_{form}" for form in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")), "fp8"),
-    **{"float": "fp32", "double": "fp64", "signed char": "int8"},
-}
+_TORCH = table("scaling", "operators")
+_ROWWISE = {name: kernels for names, *kernels in _TORCH["rowwise"] for name in names}
 
 
 def dtype_from_types(types: Sequence[str]) -> str:
     """Dtype of an operator: that of its first floating operand, fp32 if none is known."""
-    return next((_DTYPES[kind.lower()] for kind in types if kind.lower() in _DTYPES), "fp32")
+    dtypes: dict[str, str] = _TORCH["dtypes"]
+    return next((dtypes[kind.lower()] for kind in types if kind.lower() in dtypes), "fp32")
 
 
 def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel, ...]:
@@ -545,11 +518,11 @@ def operator_kernels(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Kernel
     base, largest = op.removesuffix("_"), max(tensors, key=math.prod)
     if kernels := _ROWWISE.get(op) or (_ROWWISE.get(base) if base.endswith("_backward") else None):
         return tuple(_rowwise(tensors[0], *kernel) for kernel in kernels)
-    if base in _UNARY:
-        return (_rowwise(largest, "elementwise", base if base in ("relu", "tanh", "gelu") else "gelu", 1, 1),)
-    if base in _BINARY:
+    if base in _TORCH["unary"]:
+        return (_rowwise(largest, "elementwise", _TORCH["unary"][base], 1, 1),)
+    if ours := _TORCH["binary"].get(base):
         passes = min(sum(math.prod(shape) for shape in tensors) / math.prod(largest), 3.0)
-        return (_rowwise(largest, "elementwise", _BINARY[base] + ("" if len(tensors) > 1 else "u"), passes, 1),)
+        return (_rowwise(largest, "elementwise", ours if len(tensors) > 1 else f"{ours}u", passes, 1),)
     return ()
 
 
@@ -557,9 +530,10 @@ def _attention(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...
     """Fused attention, or its gradient by the same sizes. As in decoders, tokens see none after them."""
     base = op.removesuffix("_forward").removesuffix("_backward")
     operands = tensors[op.endswith("_backward") :][:3]
-    if base not in (*_TOKENS_FIRST, *_HEADS_FIRST) or [*map(len, operands)] != [4, 4, 4]:
+    tokens_first = base in _TORCH["tokens_first"]
+    if not (tokens_first or base in _TORCH["heads_first"]) or [*map(len, operands)] != [4, 4, 4]:
         return ()
-    tokens, heads = (1, 2) if base in _TOKENS_FIRST else (2, 1)
+    tokens, heads = (1, 2) if tokens_first else (2, 1)
     query, key, _ = operands
     sizes = query[0], query[tokens], key[tokens], query[heads], key[heads], query[3]
     return (fused_attention(*sizes, "", causal=True)[0],)

@@ -194,6 +194,7 @@ def read_name(name: str) -> KernelName:
     if hit := _first("collectives", words(base)):
         return KernelName("collective", dtype)
     wrapped = re.split(r"[<,>(\s]", arguments, maxsplit=1)[0].rpartition("::")[2] if _WRAPPER.match(base) else ""
+    # From the surest to the least sure: libraries name kernels by a grammar, most others by words.
     for text in (base, wrapped):
         if hit := _first("libraries", text):
             return _library(*hit)

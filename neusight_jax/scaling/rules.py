@@ -85,8 +85,8 @@ def origin_notes(trace: Trace, request: str | GPU | None, origin: str) -> list[s
 def assumed(
     items: Sequence[Measured],
     rules: Sequence[str],
-    origin: tuple[str, GPU],
-    target: tuple[str, GPU],
+    origin: Machine,
+    target: Machine,
     checkpoint: str,
     *,
     chosen: bool,
@@ -94,10 +94,10 @@ def assumed(
     """Notes on what was assumed of a run's kernels, with shares of the measured time.
 
     Args:
-      rules: of every item; origin, target: names and figures.
+      rules: of every item.
       checkpoint: "" for a predictor given as such; chosen: whether it was chosen here.
     """
-    here, there = product_peaks(origin[1]), product_peaks(target[1])
+    here, there = product_peaks(origin.gpu), product_peaks(target.gpu)
     ruled = list(zip(items, rules, strict=True))
     products = [item for item in items if item.multiplies]
     unknown = [pair for pair in ruled if pair[0].kind == "unknown" and pair[1] not in ("forecast", "none")]
@@ -107,7 +107,7 @@ def assumed(
             item for item, _ in unknown
         ],
         "products whose names say no dtype, taken to be fp32": [item for item in products if not item.dtype_said],
-        f"products in a dtype that {origin[0]} has no path for here, scaled by grid and bandwidth alone": [
+        f"products in a dtype that {origin.name} has no path for here, scaled by grid and bandwidth alone": [
             item for item in products if item.lacks_path(here)
         ],
         "products in tf32, taken to run in fp32 where a GPU has no tf32": []
@@ -117,7 +117,7 @@ def assumed(
     forecast = [item for item, rule in ruled if rule in ("forecast", "inferred") and item.multiplies]
     notes = _checkpoint_notes([item for item in forecast if item.dtype != "fp32"], items, checkpoint, chosen=chosen)
     notes += [f"{text}: {_share(which, items)}" for text, which in assumptions.items() if which]
-    for name in dict.fromkeys((origin[0], target[0])):
+    for name in dict.fromkeys((origin.name, target.name)):
         if canonical_name(name) == name and (estimates := gpu_info(name).estimates):
             notes.append(f"figures of {name} that are estimates, not public: {', '.join(estimates)}")
     return notes
@@ -197,6 +197,7 @@ def resident_blocks(launch: Launch, limits: Limits) -> float:
         bounds.append(REGISTERS // per_warp // warps)
     if launch.shared_bytes > 0:
         bounds.append(int(limits.shared_bytes // launch.shared_bytes))
+    # A kernel that was measured did run, whatever the limits of an architecture that is taken for another say.
     return float(max(min(bounds), 1))
 
 
@@ -219,11 +220,13 @@ class Machine:
     Attributes:
       gpu: figures; limits: what an SM holds.
       predictor: what forecasts it; with its measured effect where it has one.
+      name: for people.
     """
 
     gpu: GPU
     limits: Limits
     predictor: Predictor
+    name: str = ""
 
 
 def scaling(
@@ -244,6 +247,7 @@ def scaling(
         else:
             work[at] = ()
     before, after = (_forecasts(work, items, machine) for machine in (origin, target))
+    # Ratios come last: one table of all kernels is one compiled program for each machine.
     share = 1.0 if plain else carried(origin, target)
     for at, item in enumerate(items):
         if rules[at]:
@@ -300,11 +304,23 @@ def _forecasts(work: Sequence[tuple[Kernel, ...]], items: Sequence[Measured], ma
                 f"{len(same)} kinds of products in {dtype} ({max(same, key=lambda item: item.seconds).name[:60]} ...)"
             )
             raise InputError(f"the run has {kinds}, and {error}; scale it to a GPU that has the path") from None
-    table = table_from_kernels(replace(kernel, count=1.0, dtype=dtypes[at]) for at in chosen for kernel in work[at])
-    seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
-    owner = np.repeat(np.arange(len(chosen)), [len(work[at]) for at in chosen])
+    _, seconds, owner = _launches([items[at] for at in chosen], [work[at] for at in chosen], machine)
     out[chosen] = np.bincount(owner, weights=seconds, minlength=len(chosen))
     return out
+
+
+def _launches(
+    items: Sequence[Measured], work: Sequence[Sequence[Kernel]], machine: Machine
+) -> tuple[KernelTable, np.ndarray, np.ndarray]:
+    """One launch of every item on a machine: its kernels as a table, their seconds [row], and whose they are [row]."""
+    peaks = product_peaks(machine.gpu)
+    table = table_from_kernels(
+        replace(kernel, count=1.0, dtype=item.dtype_on(peaks))
+        for item, kernels in zip(items, work, strict=True)
+        for kernel in kernels
+    )
+    seconds = np.asarray(predict_kernels(machine.predictor, machine.gpu, table, isolated=False), np.float64)
+    return table, seconds, np.repeat(np.arange(len(items)), [len(kernels) for kernels in work])
 
 
 def run_energy(
@@ -319,30 +335,25 @@ def run_energy(
       items, rules: of the run, and how each was scaled (`scaling`).
       scaled_s: seconds of all launches on the target [item].
     """
-    here, there, gpu = product_peaks(origin.gpu), product_peaks(target.gpu), at_clock(target.gpu, 1.0)
-    known = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
-    if not known:
+    here, gpu = product_peaks(origin.gpu), at_clock(target.gpu, 1.0)
+    places = [at for at, rule in enumerate(rules) if rule in ("forecast", "inferred") and scaled_s[at] > 0.0]
+    if not places:
         return 0.0, 0.0
-    work = [items[at].work_on(origin.gpu, here) for at in known]
-    owner = np.repeat(np.arange(len(known)), [len(kernels) for kernels in work])
-    table = table_from_kernels(
-        replace(kernel, count=1.0, dtype=items[at].dtype_on(there))
-        for at, kernels in zip(known, work, strict=True)
-        for kernel in kernels
-    )
-    forecast = np.asarray(predict_kernels(target.predictor, target.gpu, table, isolated=False), np.float64)
-    each = np.bincount(owner, weights=forecast, minlength=len(known))
-    count = np.array([max(items[at].count, 1.0) for at in known])
-    launch_s = by_family(table, forecast * (scaled_s[known] / count / each)[owner])
+    running = [items[at] for at in places]
+    table, forecast, owner = _launches(running, [item.work_on(origin.gpu, here) for item in running], target)
+    forecast_s = np.bincount(owner, weights=forecast, minlength=len(places))
+    count = np.array([max(item.count, 1.0) for item in running])
+    launch_s = by_family(table, forecast * (scaled_s[places] / count / forecast_s)[owner])
     counts = by_family(table, count[owner])
     law = power_law(target.predictor)
-    draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[known].sum()))
+    # A board's controller averages over many kernels, so that all of them run at one clock.
+    draw = draw_of_step(law, gpu, table, launch_s, counts, jnp.asarray(scaled_s[places].sum()))
     drawn = settle(law, gpu, draw).power_w
     limit_w = np.inf if target.gpu.power_limit_w is None else figure(target.gpu.power_limit_w)
     idle = np.array([rule == "none" for rule in rules])
     kernels_s, idle_s = float(scaled_s[~idle].sum()), float(scaled_s[idle].sum())
     joules = min(figure(drawn), limit_w) * kernels_s + figure(law.static_share * gpu.tdp_w) * idle_s
-    return joules, float(scaled_s[known].sum()) / kernels_s
+    return joules, float(scaled_s[places].sum()) / kernels_s
 
 
 def plain_rule(item: Measured, origin: Machine, target: Machine) -> tuple[str, float]:
@@ -520,10 +531,8 @@ def scale_trace(
     device = load_named_gpu(origin)[0] if isinstance(origin, str) else ""
     read = trace if isinstance(trace, Trace) else read_trace(trace, device, select)
     measured_on = origin_of(read) if origin is None else origin
-    origin_name, origin_gpu = _named(measured_on)
-    checkpoint = predictor if predictor is not None else default_checkpoint(work_of(read.items, origin_gpu))
+    checkpoint = predictor if predictor is not None else default_checkpoint(work_of(read.items, _named(measured_on)[1]))
     here, there = (_machine(gpu, checkpoint) for gpu in (measured_on, target))
-    target_name = _named(target)[0]
     rules, ratios = scaling(read.items, here, there, plain=plain)
     names = ("name", "operator", "kind", "dtype")
     columns = {name: np.array([getattr(item, name) for item in read.items], object) for name in names}
@@ -533,25 +542,18 @@ def scale_trace(
     checkpoint_name = checkpoint if isinstance(checkpoint, str) else ""
     notes = [
         *(card_notes(load_card(checkpoint_name), checkpoint_name) if checkpoint_name else ()),
-        *origin_notes(read, origin, origin_name),
+        *origin_notes(read, origin, here.name),
         *read.notes,
-        *assumed(
-            read.items,
-            rules,
-            (origin_name, here.gpu),
-            (target_name, there.gpu),
-            checkpoint_name,
-            chosen=predictor is None,
-        ),
+        *assumed(read.items, rules, here, there, checkpoint_name, chosen=predictor is None),
     ]
     spans = (read.busy_s, read.span_s)
-    joules, known = run_energy(read.items, rules, columns["scaled_s"], here, there)
-    if joules and known < ALL_KNOWN:
+    joules, known_share = run_energy(read.items, rules, columns["scaled_s"], here, there)
+    if joules and known_share < ALL_KNOWN:
         notes.append(
-            f"joules: {known:.1%} of the time on {target_name} is of kernels whose work is known; the others count at "
-            "their mean draw"
+            f"joules: {known_share:.1%} of the time on {there.name} is of kernels whose work is known; the others "
+            "count at their mean draw"
         )
-    return ScaledRun(read.source, origin_name, target_name, columns, *spans, tuple(notes), checkpoint_name, joules)
+    return ScaledRun(read.source, here.name, there.name, columns, *spans, tuple(notes), checkpoint_name, joules)
 
 
 def _named(gpu: str | GPU) -> tuple[str, GPU]:
@@ -565,4 +567,4 @@ def _machine(gpu: str | GPU, predictor: str | Predictor) -> Machine:
     if isinstance(chosen, str):
         measured = not isinstance(gpu, GPU) and canonical_name(gpu) in load_card(chosen).get("device_effects", {})
         chosen = load_predictor(chosen, name if measured else None)
-    return Machine(record, limits_of(name), chosen)
+    return Machine(record, limits_of(name), chosen, name)

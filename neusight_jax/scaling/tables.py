@@ -321,6 +321,7 @@ def _rows(report: str, table: Table, account: Account) -> pd.DataFrame:
     rows["launch"] = pd.Series(_launches(table), rows.index, dtype=object)
 
     if report == "ncu_sum":
+        # Nsight Compute writes a row for each metric of a launch, and only some of them are times.
         times = table.text("metricname").map(lambda name: fold_column(name)[0] in _TIME_METRICS).astype(bool)
         rows = rows[times].assign(count=1.0)
     timed = rows["seconds"].between(0.0, LONGEST_S) & (rows["name"] != "")
@@ -448,6 +449,7 @@ def trace_of_nodes(nodes: pd.DataFrame, source: str) -> Trace:
     overhead_s = event_overhead_s(nodes)
     items: list[Measured] = []
     nothing = 0
+    # Models were cut to one layer before they were timed: a node counts as often as its layer repeats.
     for row in nodes.to_dict("records"):
         node: dict[str, Any] = {str(name): value for name, value in row.items()}
         repeat = float(node.get("layer_repeat", 1))

@@ -98,20 +98,19 @@ class Measured:
         return self.multiplies and self.dtype_on(peaks) not in peaks
 
     def work_on(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-        """Its work: by its shapes, else by its name and its time on the origin; nothing where that has no path for it.
+        """Its work; nothing where the origin has no path for it.
+
+        By its shapes, else of the kind its name says what would take its time on the origin at `USUAL_SHARE` of the
+        limit.
 
         Args:
           origin: GPU it was measured on; peaks: of its products, FLOP/s by dtype.
         """
+        seconds = self.seconds / max(self.count, 1.0)
         if self.lacks_path(peaks):
             return ()
-        return self.kernels or self._inferred(origin, peaks)
-
-    def _inferred(self, origin: GPU, peaks: Mapping[str, float]) -> tuple[Kernel, ...]:
-        """Work of the kind its name says that would take its time on the origin at `USUAL_SHARE` of the limit."""
-        seconds = self.seconds / max(self.count, 1.0)
-        if not self.inferred or not seconds > 0.0:
-            return ()
+        if self.kernels or not self.inferred or not seconds > 0.0:
+            return self.kernels
         dtype = self.dtype_on(peaks)
         if self.inferred == "product":
             flop = USUAL_SHARE * peaks[dtype] * seconds
@@ -193,6 +192,7 @@ def kernel_of_name(
     product = is_product(work)
     attention = any(FAMILIES[kernel.family].generations == "attention" for kernel in work)
     multiplying = ("attention", "unknown") if attention else ("gemm", "moe", "unknown")
+    # A copy or a reduction that is launched beside a product has its shapes, but not its work.
     fits = reading.kind in multiplying if product else reading.kind not in ("gemm", *MOVES)
     kernels = work if fits else ()
     dtype = reading.dtype or operand_dtype if product or not work else operand_dtype or reading.dtype
@@ -221,6 +221,7 @@ def busy_seconds(starts: np.ndarray, seconds: np.ndarray) -> tuple[float, float]
     """Length of the union of intervals, and the span they lie in; seconds. (0, 0) without intervals."""
     if not len(starts):
         return 0.0, 0.0
+    # Streams overlap: a moment in which two kernels run is busy once.
     order = np.argsort(starts, kind="stable")
     begin, end = starts[order], starts[order] + seconds[order]
     reached = np.maximum.accumulate(end)
@@ -261,11 +262,9 @@ def encodable(name: str) -> str:
 
 def hashable(value: Any) -> Hashable:
     """A value of JSON as a key; a list or object as its text."""
-    return (
-        value
-        if isinstance(value, int | float | type(None))
-        else encodable(value if isinstance(value, str) else repr(value))
-    )
+    if isinstance(value, int | float | type(None)):
+        return value
+    return encodable(value if isinstance(value, str) else repr(value))
 
 
 def launch_of(grid: Any, block: Any, registers: Any = None, shared: Any = None) -> Launch | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -44,35 +45,7 @@ HOW: dict[str, str] = {
     "roofline": "peak FLOP/s or peak bandwidth, the longer time; nothing fitted",
 }
 """Settings each system was run with."""
-ENTER = """## Enter a system
-
-You need the public measurements ([retrain](retraining.md#or-bring-measurements) says how to get them). Run this from
-a clone, so that our scores are there:
-
-```console
-$ neusight-jax leaderboard --measurements profiles --drop-invalid --template rows.csv
-$ neusight-jax leaderboard --measurements profiles --drop-invalid --entry rows.csv --name mine
-```
-
-The first command writes the rows of the split without their times: up to 3,000 of each GPU and family, always the same
-ones. Fill in the column `predicted_s`. The second prints your errors beside ours on these rows. `--json` prints them as
-JSON. That file may stand among those that make this page: `neusight-jax leaderboard logo mine.json --output board.md`.
-
-| column | what it holds |
-|---|---|
-| `row` | file and place of the measurement, such as `kernels/linear.parquet:17`; needed |
-| `predicted_s` | your time of the kernel, seconds above 0; needed |
-| `device`, `family`, `op`, `dtype` | GPU, column of the tables above, operator, number format; may be left out |
-| sizes | as in the measurements: `m, n, k` is an m×n matrix times an n×k one; may be left out |
-
-- Enter whole families: every row of each, on all GPUs. A family left blank is not scored.
-- An unknown row, a row twice, a missing row or a time that is not above 0 is refused in one line. So is a row whose
-  sizes are not those of the measurements.
-- `--split logo` is the default. Each GPU must be predicted without any measurement of it: no weight, no constant, no
-  choice. Nobody can check that from a file, so say how it was done.
-- `--split checkpoint` has every row, and whole models with family `end to end`: for systems that have seen these GPUs.
-- An error is `|predicted / measured - 1|`. It is averaged over the rows of a GPU, then over GPUs.
-"""
+ENTER = resources.files(__package__).joinpath("enter.md").read_text(encoding="utf-8")
 """Instructions for an entry."""
 
 
@@ -101,7 +74,7 @@ class Leaderboard:
             lines += [f"## {SPLITS.get(split, split)}", "", counts, "", *_table(part), ""]
         how = [f"- `{name}`: {HOW[name]}." for name in HOW if name in set(self.scores["system"])]
         lines += ["## How each was run", "", *how, ""] if how else []
-        lines += [ENTER]
+        lines.append(ENTER)
         lines += ["Made by `neusight-jax leaderboard` from " + ", ".join(self.sources) + "." + (note and f" {note}")]
         return "\n".join(lines) + "\n"
 
@@ -160,6 +133,7 @@ def read_leaderboard(paths: Sequence[Path | str]) -> Leaderboard:
     """
     records: list[Any] = []
     seeds: dict[str, int] = {}
+    # Outputs for protocols and for checkpoints are laid out differently; a board has one kind of row for both.
     for path in map(Path, paths):
         file = path / "scores.json" if path.is_dir() else path
         try:

@@ -35,7 +35,6 @@ from neusight_jax.errors import InputError, unknown_name
 from neusight_jax.hardware.gpu import GPU
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelTable
-from neusight_jax.model.checkpoint import with_libraries
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.model.predictor import Predictor, load_baseline
@@ -63,7 +62,7 @@ from neusight_jax.training.evaluation.scores import (
 )
 from neusight_jax.training.evaluation.systems import DEFAULT_SYSTEMS, SYSTEMS, FamilyRows, fit_tile
 from neusight_jax.training.fit import Job, Settings, sample_of, settings_for
-from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor, merged
+from neusight_jax.training.left_out import LeftOut, fit_left_out, left_out_jobs, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties, seconds_of
 from neusight_jax.training.prior import Prior, prior_of, telling_order
 from neusight_jax.training.whole_models import System, model_scores
@@ -168,21 +167,14 @@ def run_protocol(
         raise InputError(
             f"{protocol} leaves out one {by} after the other; no family was measured on two: give more GPUs"
         )
-    return _evaluation(protocol, seeds, pd.DataFrame(runs), pd.concat(frames, ignore_index=True), passed_over)
-
-
-def _evaluation(
-    protocol: str, seeds: int, runs: pd.DataFrame, rows: pd.DataFrame, passed_over: Sequence[str]
-) -> Evaluation:
-    """The result of a protocol from the errors of every fit and the scored kernels."""
-    table = averaged(runs, ("system", "family", "device"), ("rows", *PERCENTILES)).astype({"rows": int})
+    table = averaged(pd.DataFrame(runs), ("system", "family", "device"), ("rows", *PERCENTILES)).astype({"rows": int})
     means = family_means(table).reset_index()
     columns = {"system": "{system}", **{name: f"{{{name}:.1f}}" for name in means.columns[1:]}}
     title = f"{protocol}, {seeds} seeds: mean absolute percentage error on the GPU left out"
     return Evaluation(
         {"scores": table},
         (View(means, columns, title), View(table, _DETAIL)),
-        rows,
+        pd.concat(frames, ignore_index=True),
         {"protocol": protocol, "seeds": seeds},
         f"Protocol `{protocol}`, {seeds} seeds, mean absolute percentage error.",
         tuple(passed_over),
@@ -195,6 +187,7 @@ def split_rows(protocol: str, rows: Rows) -> tuple[Rows, Rows]:
         size = _size(rows)
         return rows.take(size < np.quantile(size, SMALL)), rows.take(size > np.quantile(size, LARGE))
     if protocol == "seen":
+        # Without a GPU left out, rows that were fitted would be scored: a fifth of them is kept apart.
         fifth = np.random.default_rng(0).permutation(len(rows.seconds)) % 5 == 0
         return rows.take(~fifth), rows.take(fifth)
     return rows, rows
@@ -297,8 +290,10 @@ def run_few_shot(
         fits = fit_left_out(kind, rows, seeds, settings_for(rows.family), _left_out_by(rows.family.name))
         for device in rows.devices:
             device_rows, gpu, belief = rows.of_device(device), data.gpu(device), prior or prior_of(rows.family.network)
-            singles = [_predictor(fits, device, slice(seed, seed + 1)) for seed in range(seeds)]
-            together = [_predictor(fits, device, slice(None))] * seeds if seeds > 1 else []
+            singles, together = [_unseen(fits.of_seed(seed), device) for seed in range(seeds)], []
+            if seeds > 1:
+                together = [_unseen(fits, device)] * seeds
+            # As one ensemble the fits are what a checkpoint is; one by one they say how much a seed matters.
             for members, predictors in ((1, singles), (seeds, together)):
                 for seed, predictor in enumerate(predictors):
                     head = {"family": rows.family.name, "device": device, "members": members}
@@ -342,12 +337,8 @@ def _left_out_by(family: str) -> str:
     return "architecture" if FAMILIES[family].tensor_core else "device"
 
 
-def _predictor(fits: LeftOut, device: str, seeds: slice) -> MixturePredictor:
-    """The fits of these seeds that did not see a device as one ensemble, device effects at zero."""
-    members = jax.tree.map(lambda leaf: leaf[seeds], fits.members(device))
-    network = fits.rows.family.network
-    family = merged(members, fits.rows, generation_of=device)
-    return with_libraries(MixturePredictor({network: family}, {network: fits.kind.tile}), device)
+def _unseen(fits: LeftOut, device: str) -> MixturePredictor:
+    return left_out_predictor({fits.rows.family.network: fits}, {fits.rows.family.network: fits.kind.tile}, device)
 
 
 def device_scores(

@@ -125,6 +125,7 @@ def scores(rows: pd.DataFrame, keys: Sequence[str], count: str = "rows", repeat:
     records = []
     for values, part in rows.groupby([*keys], sort=False):
         errors = part["error"].abs()
+        # Repetitions forecast the same rows: what spreads are their means, not the rows.
         means = errors.groupby(part[repeat]).mean() if repeat else errors[:1]
         counts = {count: len(part) // len(means), **({f"{repeat}s": len(means)} if repeat else {})}
         record: dict[str, Any] = {**dict(zip(keys, values, strict=True)), **counts, **percentiles(errors.to_numpy())}
@@ -248,6 +249,7 @@ def _kernel_rows(data: Measurements, systems: dict[str, System], console: Consol
     for (device, family), rows in follow([*data.frame.groupby(["device", "family"])], "kernels", console):
         kernels, gpu = table_from_frame(rows.reset_index(drop=True)), data.gpu(str(device))
         measured_s = rows["latency_s"].to_numpy()
+        # A GPU that was measured has a predictor of its own, with its effect.
         for name, system in systems.items():
             predictor = system(str(device))
             forecast_s = predict_kernels(predictor, gpu, kernels, isolated=True)

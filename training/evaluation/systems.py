@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from neusight_jax.files import refuse_existing
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Family
 from neusight_jax.model.checkpoint import save_checkpoint
-from neusight_jax.model.heads import TileChoice, init_tile_choice
+from neusight_jax.model.heads import TileChoice
 from neusight_jax.model.network import Network, init_network
 from neusight_jax.model.predictor import BASELINES as UNFITTED
 from neusight_jax.model.predictor import Predictor, RooflinePredictor, bounded, load_baseline
@@ -46,15 +47,17 @@ from neusight_jax.model.rivals import (
 )
 from neusight_jax.model.roofline import peak_flop_per_s
 from neusight_jax.training.data import NETWORKS, Rows, join_rows, measured_devices, model_rows, sweep_rows, thin
-from neusight_jax.training.fit import Job, Settings, fit, row_features, sample_of, settings_for
+from neusight_jax.training.fit import Job, Settings, fit, sample_of, settings_for
 from neusight_jax.training.objectives import (
-    BaselineObjective,
     LatencyKind,
+    LogErrorObjective,
     MixtureObjective,
-    NeuSightObjective,
-    TileObjective,
     effect_penalties,
+    members_of,
+    neusight_objective,
+    tile_choice,
 )
+from neusight_jax.training.recipes import train_command
 
 # Fits of the baselines: lines (`li`), Habitat's network, the table of wave scaling, and boosted trees (`gbt`).
 
@@ -103,7 +106,11 @@ def fit_published_li(rows: Rows, seed: int) -> Predictor:
 
 def _li(family: Family, per_bandwidth: float, per_peak: float, offset: float, floor_s: float) -> Predictor:
     values = (jnp.asarray(value, jnp.float32) for value in (per_bandwidth, per_peak, offset, floor_s))
-    return FittedBaseline("li", {family.network: LiLine(*values)})
+    return _one_family("li", family.network, LiLine(*values))
+
+
+def _one_family(kind: str, network: str, parameters: Any) -> Predictor:
+    return FittedBaseline(kind, {network: parameters})
 
 
 def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
@@ -119,6 +126,7 @@ def _lines(rows: Rows, *, relative: bool) -> pd.DataFrame:
     bandwidths = np.asarray(sample.gpu.mem_bytes_per_s, np.float64)
     lines = []
     for position in np.unique(rows.device):
+        # The slope is what differs from GPU to GPU, so that each has a line of its own.
         mine = rows.device == position
         x, y = work[mine], rows.seconds[mine].astype(np.float64)
         scale = x.max()
@@ -148,20 +156,19 @@ def start_habitat_mlp(key: PRNGKeyArray, family: Family, rows: Rows) -> Network:
 
 def wave_predictors(rows: Rows, *, general: bool) -> Sequence[Predictor]:
     """Wave scaling from every GPU of the rows as the origin, in their order."""
-    isolated = rows.take(rows.isolated > 0.5)
-    return [_wave_predictor(isolated, position, general) for position in np.unique(rows.device)]
-
-
-def _wave_predictor(rows: Rows, position: int, general: bool) -> Predictor:
-    device_rows = rows.take(rows.device == position)
-    measured = MeasuredKernels(
-        dims=jnp.stack([jnp.asarray(device_rows.batch.dims[name]) for name in rows.family.dims], axis=1),
-        op=jnp.asarray(device_rows.batch.op),
-        dtype=jnp.asarray(device_rows.batch.dtype),
-        seconds=jnp.asarray(device_rows.seconds),
-    )
-    origin = jax.tree.map(lambda column: jnp.asarray(column)[position], rows.gpus)
-    return WavePredictor(origin, {rows.family.name: measured}, general)
+    predictors = []
+    for position in np.unique(rows.device):
+        # What was measured on one GPU is all that wave scaling goes by.
+        device_rows = rows.take((rows.device == position) & (rows.isolated > 0.5))
+        measured = MeasuredKernels(
+            dims=jnp.stack([jnp.asarray(device_rows.batch.dims[name]) for name in rows.family.dims], axis=1),
+            op=jnp.asarray(device_rows.batch.op),
+            dtype=jnp.asarray(device_rows.batch.dtype),
+            seconds=jnp.asarray(device_rows.seconds),
+        )
+        origin = jax.tree.map(lambda column, at=position: jnp.asarray(column)[at], rows.gpus)
+        predictors.append(WavePredictor(origin, {rows.family.name: measured}, general))
+    return predictors
 
 
 def fit_gbt(rows: Rows, seed: int) -> Predictor:
@@ -183,7 +190,7 @@ def fit_gbt(rows: Rows, seed: int) -> Predictor:
     counts = np.bincount(rows.device, minlength=len(rows.devices))
     data = lightgbm.Dataset(inputs, np.log(rows.seconds), weight=1.0 / counts[rows.device])
     booster = lightgbm.train({**GBT_SETTINGS, "seed": seed}, data, num_boost_round=TREES)
-    return FittedBaseline("gbt", {rows.family.network: forest_arrays(booster.dump_model()["tree_info"])})
+    return _one_family("gbt", rows.family.network, forest_arrays(booster.dump_model()["tree_info"]))
 
 
 def forest_arrays(trees: list[dict[str, Any]]) -> Forest:
@@ -265,10 +272,9 @@ class GradientSystem:
     def fit(self, data: FamilyRows, jobs: Sequence[Job]) -> dict[str, list[Predictor]]:
         """One predictor a seed: of a GPU left out as of one nobody has measured, else with what was learned of it."""
         rows, kind = data.rows, self.kind(data.tile, data.rows)
-        best = fit(kind, rows, jobs, self.settings(rows.family)).best
+        members = members_of(fit(kind, rows, jobs, self.settings(rows.family)).best)
         out: dict[str, list[Predictor]] = {}
-        for position, job in enumerate(jobs):
-            member = jax.tree.map(lambda leaf, at=position: leaf[at], best)
+        for job, member in zip(jobs, members, strict=True):
             # A job that left nothing out saw every device, so it answers for each of them.
             for device in job.held_out or rows.devices:
                 # One row stands for all: it says which generation, and which device if that was seen.
@@ -328,17 +334,18 @@ SYSTEMS: dict[str, System] = {
         lambda tile, rows: MixtureObjective(tile, penalties=effect_penalties(rows)), settings_for
     ),
     "neusight": GradientSystem(
-        lambda tile, rows: NeuSightObjective(tile, HIDDEN["neusight"]), lambda _: Settings(steps=2000)
+        lambda tile, rows: neusight_objective(tile, HIDDEN["neusight"]), lambda _: Settings(steps=2000)
     ),
     "roofline": JobSystem(lambda rows, seed: RooflinePredictor()),
     "roofline3": GradientSystem(
-        lambda tile, rows: BaselineObjective("roofline3", start_roofline3),
+        lambda tile, rows: LogErrorObjective(start_roofline3, partial(_one_family, "roofline3")),
         lambda _: Settings(steps=400, learning_rate=0.05),
     ),
     "li": JobSystem(fit_li),
     "li-published": JobSystem(fit_published_li),
     "habitat-mlp": GradientSystem(
-        lambda tile, rows: BaselineObjective("habitat-mlp", start_habitat_mlp), lambda _: Settings(steps=1500)
+        lambda tile, rows: LogErrorObjective(start_habitat_mlp, partial(_one_family, "habitat-mlp")),
+        lambda _: Settings(steps=1500),
     ),
     "habitat-wave": WaveSystem(general=True),
     "habitat-wave-simplified": WaveSystem(general=False),
@@ -404,12 +411,8 @@ def _runnable(names: Iterable[str], *, strict: bool = False) -> tuple[tuple[str,
 
 
 def fit_tile(rows: Rows, job: Job) -> TileChoice:
-    """The tile choice of a family; an untrained one where no tile was measured."""
-    if not (rows.tile >= 0).any():
-        return init_tile_choice(jax.random.key(job.seed), rows.family, row_features(rows))
-    best = fit(TileObjective(), rows, [job], TILE_SETTINGS).best
-    choice: TileChoice = jax.tree.map(lambda leaf: leaf[0], best)
-    return choice
+    """The tile choice of a family for systems that carry one."""
+    return tile_choice(rows, job.seed, lambda kind: fit(kind, rows, [job], TILE_SETTINGS).best)
 
 
 def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: int = 0) -> Predictor:
@@ -424,6 +427,7 @@ def fit_baseline(name: str, data: Measurements, devices: Sequence[str], seed: in
         raise unknown_name("baseline", name, BASELINES)
     if name in UNFITTED:
         return load_baseline(name)
+    # Families share no parameters: each is fitted by itself, of what was measured of it.
     parts: list[Predictor] = []
     for family in NETWORKS:
         swept = sweep_rows(data, family, devices)
@@ -465,7 +469,6 @@ def train_baseline(
     devices = [device for device in measured_devices(data) if device not in hold_out]
     predictor = fit_baseline(name, data, devices, seed)
     families = [family for family in NETWORKS if predictor.covers(FAMILIES[family])]
-    held = "".join(f' --hold-out "{device}"' for device in hold_out)
     card = {
         "kind": "li" if name == "li-published" else name,
         "architecture": {"families": families, "hidden": list(HIDDEN.get(name, ())), "members": 1},
@@ -476,7 +479,7 @@ def train_baseline(
         "seed": seed,
         "notes": list(data.notes),
         "version": neusight_jax.__version__,
-        "made_by": f"neusight-jax train --measurements DIR --recipe {name}{held} --seed {seed} --output DIR",
+        "made_by": train_command(name, hold_out, seed),
     }
     save_checkpoint(output, predictor, card)
     return card

@@ -37,20 +37,13 @@ def graph_from_source(model: str, mode: str = "inference", options: TraceOptions
       options: how to trace.
     Raises: `InputError` when the file or function is missing, fails, or returns something else.
     """
-    path, _, function = model.rpartition(":")
-    made = _call(Path(path), function)
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise InputError(f"{model} returned {_described(made)}, {WANTED}")
-    target, args = made[0], made[1]
-    kwargs = made[2] if len(made) == 3 else {}
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
-        raise InputError(f"{model} returned {_described(made)}, {WANTED}")
+    target, args, kwargs = call_from_source(model)
     chosen = options or TraceOptions()
-    chosen = replace(chosen, name=chosen.name or function)
-    if _is_torch_module(target):
+    chosen = replace(chosen, name=chosen.name or model.rpartition(":")[2])
+    if is_torch_module(target):
         from neusight_jax.graph.traced.torch_export import graph_from_torch
 
-        return graph_from_torch(target, tuple(args), kwargs, mode, chosen)
+        return graph_from_torch(target, args, kwargs, mode, chosen)
     from neusight_jax.graph.traced.jax_program import graph_from_function
 
     if mode != "inference":
@@ -58,7 +51,22 @@ def graph_from_source(model: str, mode: str = "inference", options: TraceOptions
     return graph_from_function(target, *args, trace_options=chosen, **kwargs)
 
 
-def _is_torch_module(target: Any) -> bool:
+def call_from_source(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What a function in a Python file returns: a callable, its arguments and keyword arguments.
+
+    Raises: `InputError` as `graph_from_source`.
+    """
+    path, _, function = model.rpartition(":")
+    made = _call(Path(path), function)
+    whole = (*made, {}) if isinstance(made, tuple) and len(made) == 2 else made
+    match whole:
+        case (target, tuple() | list() as args, Mapping() as kwargs) if isinstance(made, tuple) and callable(target):
+            return target, tuple(args), dict(kwargs)
+    raise InputError(f"{model} returned {_described(made)}, {WANTED}")
+
+
+def is_torch_module(target: Any) -> bool:
+    """Whether it is one, without an import of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 
