@@ -24,7 +24,7 @@ from neusight_jax.job.parallelism import Group, Parallelism, groups
 from neusight_jax.job.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, schedule_table
 from neusight_jax.job.schedule import pipeline_seconds as _pipeline_seconds
 from neusight_jax.job.stages import INNER
-from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_bytes
+from neusight_jax.kernels.collective import COLLECTIVE, OPS, expert_copies
 from neusight_jax.kernels.table import KernelTable, batch_from_columns
 from neusight_jax.model.latency import (
     kernel_latency,
@@ -149,7 +149,8 @@ def message_size(message: Message, group: Group) -> tuple[float, ...]:
     """A row of `sizes`."""
     payload, share = message.payload_bytes, 1.0
     if message.top_k:
-        payload, share = expert_bytes(payload, 1.0, message.top_k, group.ranks, group.domains, element_bytes=1.0)
+        copies, share = expert_copies(message.top_k, group.ranks, group.domains)
+        payload *= copies
     return payload, group.ranks, group.domains, OPS.index(message.op), share
 
 
