@@ -106,14 +106,13 @@ def _launched(nodes: Sequence[Node], rules: Mapping[str, _Rule], phases: Sequenc
       phases: that a node has: no gradients in a forward pass, and of weights none where they are frozen.
     """
     sizes, launched = _sizes(nodes), []
+    # Rules write a whole training step: a forward pass launches no gradients and keeps nothing for them.
     absent: dict[str, Any] = {phase: () for phase in PHASES[:3] if phase not in phases}
+    absent |= {"saved_bytes": 0.0} if "backward" in absent else {}
     for node in nodes:
         rule = rules.get(node.name.rpartition(".")[2]) or rules.get(node.op)
         if rule is not None:
-            # Rules write a whole training step; what a forward pass does not launch, it does not keep either.
-            kept = node.saved_bytes
             node = replace(rule(node, sizes.get(node.section)), **absent)
-            node = replace(node, saved_bytes=kept) if "backward" in absent else node
         if node.forward and node.name not in LEFT_OUT:
             launched.append(node)
     return tuple(launched)

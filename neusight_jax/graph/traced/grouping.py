@@ -433,14 +433,10 @@ class _Grouping:
                     source = self.producer.get(value.id)
                     if source is not None and source != at:
                         self._try(at, source)
-        seen: set[int] = set()
-        out = []
-        for at in range(len(self.operations) - 1, -1, -1):
-            fusion = self.group_of[at]
-            if id(fusion) not in seen:
-                seen.add(id(fusion))
-                out.append([self.operations[member] for member in sorted(fusion.members)])
-        return [members for members in reversed(out) if members[0].kind != "free"]
+        # From the end each group is met first at its last member, where it runs.
+        last_first = {id(fusion): sorted(fusion.members) for fusion in reversed(self.group_of)}
+        groups = [[self.operations[member] for member in members] for members in reversed(last_first.values())]
+        return [members for members in groups if members[0].kind != "free"]
 
     def _try(self, at: int, maker: int) -> None:
         consumer, producer = self.group_of[at], self.group_of[maker]

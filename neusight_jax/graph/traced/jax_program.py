@@ -292,13 +292,8 @@ class _Walk(Walk):
         name = eqn.primitive.name
         stack = str(eqn.source_info.name_stack)
         # JAX writes `transpose(...)` into the names of what it transposes: the backward pass.
-        here = _Place(
-            place.scope + _scope(stack),
-            place.repeat,
-            place.body,
-            BACKWARD if place.phase == BACKWARD or "transpose(" in stack else place.phase,
-            place.axes,
-        )
+        phase = BACKWARD if "transpose(" in stack else place.phase
+        here = replace(place, scope=place.scope + _scope(stack), phase=phase)
         if name in ("scan", "while", "cond"):
             return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](eqn, inputs, here)
         for key in SHARDINGS:

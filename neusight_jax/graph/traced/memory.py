@@ -328,16 +328,10 @@ def learned(leaves: Sequence[Leaf], results: Sequence[tuple[Path, Value]], late:
     matches = []
     # A result is the gradient of one parameter at most, so it is struck off when it is matched.
     for leaf in leaves:
-        match = next(
-            (
-                at
-                for at, (path, shape) in enumerate(made)
-                if shape == leaf.value.shape and path[len(path) - len(leaf.path) :] == leaf.path
-            ),
-            None,
-        )
+        shape, keys = leaf.value.shape, len(leaf.path)
+        match = next((item for item in made if item[1] == shape and item[0][len(item[0]) - keys :] == leaf.path), None)
         if match is not None:
-            del made[match]
+            made.remove(match)
         matches.append(match is not None)
     return matches
 
