@@ -20,7 +20,7 @@ from neusight_jax.graph.kernel import collective_kernel
 from neusight_jax.hardware.catalog import list_gpus
 from neusight_jax.hardware.cluster import TOPOLOGY_FIELDS, Cluster, Topology, stack_clusters
 from neusight_jax.hardware.files import load_named_cluster, node_topology
-from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_bytes
+from neusight_jax.kernels.collective import COLLECTIVE, OPS, collective_dims, expert_copies
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.table import KernelBatch, KernelTable, table_from_kernels
 from neusight_jax.model.heads import LINKED_HEADS, launched, physical_times
@@ -191,8 +191,8 @@ def test_bytes_and_steps_by_hand() -> None:
     np.testing.assert_allclose(across["far hops"], np.array([2, 2]) * 2.7e-6, rtol=1e-5)
     np.testing.assert_allclose(times("send_recv", 2, 2)["nic"], 1e6 / 50e9, rtol=1e-5)
     np.testing.assert_allclose(times("all_to_all", 16, 2)["nic"], 8 / 16 * 1e6 / 50e9, rtol=1e-5)
-    assert expert_bytes(100, 10, 1, 8) == pytest.approx((100 * 10 * 2, 1.0))
-    assert expert_bytes(100, 10, 8, 1) == pytest.approx((100 * 10 * 2, 1.0))
+    assert expert_copies(1, 8) == pytest.approx((1.0, 1.0))
+    assert expert_copies(8, 1) == pytest.approx((1.0, 1.0))
 
 
 def test_a_gradient_reaches_link_and_network() -> None:

@@ -151,6 +151,13 @@ def test_frozen_weights_have_no_gradient_in_eager_training() -> None:
     assert learned == {"lora"}
 
 
+def test_packed_weights_are_widened_before_eager_products() -> None:
+    options = {"mode": "training", "dtype": "bf16", "execution": "eager", "lora": nj.Lora(8, weight_dtype="int4")}
+    graph = nj.graph_from_config("llama-3.2-1b", sequence_length=64, **options)
+    (gate_up,) = (node for node in graph.nodes if node.name.endswith("gate_up"))
+    assert [kernel.op for kernel in gate_up.forward] == ["pointwise", "linear", "linear"]
+
+
 def test_eager_replicas_are_the_graph() -> None:
     predictor, cluster = nj.load_predictor("tensorcore"), nj.load_cluster("1x H100")
     graph = nj.graph_from_config(QWEN, 2, 256, "training", "bf16", execution="eager", optimizer="adamw")

@@ -15,7 +15,7 @@ from neusight_jax.graph.configs.shape import ModelShape
 from neusight_jax.graph.graph import Graph
 from neusight_jax.hardware.catalog import canonical_name, catalog_gpu
 from neusight_jax.hardware.cluster import TRACED_FIELDS, Cluster, Machine
-from neusight_jax.hardware.files import check_topology, load_named_cluster, load_named_gpu, load_named_server
+from neusight_jax.hardware.files import TopologyFile, checked, load_named_cluster, load_named_gpu, load_named_server
 from neusight_jax.hardware.gpu import GPU, check_figure
 from neusight_jax.hardware.variant import require_field, vary_plainly
 from neusight_jax.job.job import Job, job_from_config
@@ -153,7 +153,7 @@ class Variant:
         """
         name, cluster = load_named_server(self.base) if serves else load_named_cluster(f"{gpus}x {self.base}")
         joined = {figure: value for figure, value in self.figures.items() if figure in TRACED_FIELDS}
-        check_topology(joined, name)
+        checked(TopologyFile, joined, name)
         gpu_figures = {figure: value for figure, value in self.figures.items() if figure not in TRACED_FIELDS}
         gpu = _varied(name, cluster.gpu, gpu_figures)
         return self._name(name), cluster.replace(gpu=gpu, topology=cluster.topology.replace(**joined))

@@ -98,12 +98,12 @@ class Footprint(Record):
       inputs, buffers: of traced programs, arguments and constants of a module that are no parameters.
     """
 
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    kv_cache: float
-    runtime: float
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    kv_cache: float = 0.0
+    runtime: float = 0.0
     inputs: float = 0.0
     buffers: float = 0.0
 
@@ -180,15 +180,15 @@ class Graph(Record):
     @cached_property
     def arithmetic(self) -> tuple[str, ...]:
         """Its own dtype, and those of its matrix products: the arithmetic paths a GPU must have."""
-        every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
-        products = (kernel.dtype for kernel in every if kernel.dtype and FAMILIES[kernel.family].matrix)
+        kernels = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
+        products = (kernel.dtype for kernel in kernels if kernel.dtype and FAMILIES[kernel.family].matrix)
         return tuple(dict.fromkeys((self.dtype, *products)))
 
     @cached_property
     def _conditional(self) -> tuple[Kernel, ...]:
         """Kernels that run otherwise on some machines."""
-        every = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
-        return tuple(kernel for kernel in every if kernel.instead is not None or FAMILIES[kernel.family].linked)
+        kernels = (kernel for node in self.nodes for phase in node.phases for kernel in phase)
+        return tuple(kernel for kernel in kernels if kernel.instead is not None or FAMILIES[kernel.family].linked)
 
     def on(self, paths: Collection[str], gpus_per_domain: int = 0) -> Graph:
         """The graph as it runs on GPUs with these arithmetic paths, in domains of so many (`Kernel.on`).

@@ -9,14 +9,17 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike
 
 from neusight_jax.arithmetic import dtype_bytes
+from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Shape
-from neusight_jax.kernels.attention import attention_dims
-from neusight_jax.kernels.collective import check_group, collective_dims
+from neusight_jax.kernels.attention import REQUEST_DIMS, attention_dims
+from neusight_jax.kernels.collective import collective_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.family import UNPACK, WEIGHT_SHARE, is_traced, namespace, number
 from neusight_jax.kernels.gemm import LOAD_BYTES
+from neusight_jax.kernels.rowwise import ELEMENTWISE, MEMORY, NORM, REDUCTION, SOFTMAX, STREAM, STRIDED, WINDOW
 from neusight_jax.kernels.table import Kernel
 
 FLASH: tuple[str, ...] = ("bf16", "fp16")
@@ -25,43 +28,55 @@ BACKWARD_ATTENTION = 2.5
 """Products of the gradient of fused attention over those of its forward pass: five for two."""
 
 
-def stream(family: str, op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
+_LAUNCHED = {op: family.name for family in (WINDOW, STRIDED, MEMORY, NORM, SOFTMAX, ELEMENTWISE) for op in family.ops}
+_GRAPHED = {op: family.name for family in (REDUCTION, STREAM) for op in family.ops}
+"""Families of streaming operators: launched one by one, and inside CUDA graphs beside kernels of tensor cores."""
+
+
+def stream(op: str, shape: Shape, reads: float, writes: float, count: int = 1) -> Kernel:
     """A kernel that streams a tensor, in the dtype of the graph.
 
     Args:
       shape: of the tensor; its last axis is the row.
-      family, op, reads, writes, count: as of `rowwise`.
+      op, reads, writes, count: as of `rowwise`.
     """
-    return rowwise(family, op, prod(shape[:-1]), shape[-1], reads, writes, count=float(count))
+    return rowwise(op, prod(shape[:-1]), shape[-1], reads, writes, count=float(count))
 
 
 def rowwise(
-    family: str, op: str, rows: float, cols: float, reads: float, writes: float, dtype: str = "", count: float = 1.0
+    op: str,
+    rows: float,
+    cols: float,
+    reads: float,
+    writes: float,
+    dtype: str = "",
+    count: float = 1.0,
+    *,
+    graphed: bool = False,
 ) -> Kernel:
     """A kernel of `kernels.rowwise`, whose sizes may be traced.
 
     Args:
-      family: e.g. "elementwise".
-      op: one of the family's operators.
+      op: an operator, which decides the family.
       rows: of the tensor.
       cols: elements of a row.
       reads: passes over the tensor that are read; a smaller operand counts its share.
       writes: passes that are written.
       dtype: of the tensor; "" = that of the graph.
       count: launches.
+      graphed: whether it runs inside a CUDA graph, beside kernels of tensor cores.
     """
     dims = {"rows": number(rows), "cols": number(cols), "reads": reads, "writes": writes}
-    return Kernel(family, op, dims, count, dtype)
+    return Kernel((_GRAPHED if graphed else _LAUNCHED)[op], op, dims, count, dtype)
 
 
 def streamed(
-    family: str, op: str, loop: Shape, read_bytes: float, write_bytes: float, dtype: str, cols: int | None = None
+    op: str, loop: Shape, read_bytes: float, write_bytes: float, dtype: str, cols: int | None = None
 ) -> Kernel:
     """A kernel known by the bytes it moves.
 
     Args:
-      family: of `kernels.rowwise`, e.g. "memory".
-      op: one of the family's operators.
+      op: as of `rowwise`.
       loop: shape it iterates over.
       read_bytes: bytes read, all operands together.
       write_bytes: bytes written.
@@ -72,22 +87,7 @@ def streamed(
     width = cols if cols is not None else (loop[-1] if loop else 1)
     width = max(width, 1)
     full = size * dtype_bytes(dtype)
-    return rowwise(family, op, size / width, width, read_bytes / full, write_bytes / full, dtype)
-
-
-def counted(op: str, loop: Shape, flop: float, read_bytes: float, write_bytes: float, dtype: str) -> Kernel:
-    """A kernel known by its FLOP and bytes alone.
-
-    Args:
-      op: one of `rowwise.COUNTED.ops`.
-      loop: shape it iterates over.
-      flop: arithmetic of the whole launch, FLOP.
-      read_bytes: bytes read, all operands together.
-      write_bytes: bytes written.
-      dtype: of the tensors, one of `arithmetic.DTYPES`.
-    """
-    kernel = streamed("counted", op, loop, read_bytes, write_bytes, dtype)
-    return replace(kernel, dims={**kernel.dims, "flop": flop})
+    return rowwise(op, size / width, width, read_bytes / full, write_bytes / full, dtype)
 
 
 def matrix_product(
@@ -120,6 +120,7 @@ def matrix_product(
         lies = _grain(m, dtype) < _grain(n, dtype)
         where = namespace(m, n).where
         m, n = where(lies, n, m), where(lies, m, n)
+    # A traced batch may be above 1, and a batch of one product is right as well.
     family = "bmm" if is_traced(batch) or batch > 1 else "linear"
     dims = {"batch": number(batch), "m": number(m), "n": number(n), "k": number(k)}
     narrow = {WEIGHT_SHARE: weight_share} if is_traced(weight_share) or weight_share != 1.0 else {}
@@ -130,6 +131,7 @@ def matrix_product(
 def _grain(size: float, dtype: str) -> Any:
     """Bytes that rows of a size are aligned to, at most the widest load; those of a size between whole numbers are."""
     if not is_traced(size):
+        # Rows start on whatever divides both their length and the widest load.
         return float(np.gcd(int(size * dtype_bytes(dtype)), int(LOAD_BYTES)))
     grains = LOAD_BYTES / jnp.array([1.0, 2.0, 4.0, 8.0, 16.0])
     aligned = (size * dtype_bytes(dtype) % grains == 0) | (size % 1.0 != 0)
@@ -149,7 +151,8 @@ def collective_kernel(
       dtype: of the tensors, one of `arithmetic.DTYPES`.
     Raises: `InputError` for an unknown operator, and where ranks do not fill the domains.
     """
-    check_group(ranks, domains)
+    if not (ranks >= 1 and domains >= 1 and domains <= ranks):
+        raise InputError(f"a group of {ranks:g} ranks in {domains:g} domains; expected at least one rank in each")
     dims = collective_dims(op, payload_bytes, ranks, domains)
     return Kernel("collective", op, {name: float(size) for name, size in dims.items()}, 1.0, dtype)
 
@@ -160,7 +163,10 @@ def attention_kernels(
     """Kernels of an attention that a framework runs as one operator.
 
     Args:
-      batch: batch times heads; queries, keys: lengths of the two sequences; head, value_head: widths.
+      batch: batch times heads.
+      queries, keys: lengths of the two sequences, tokens.
+      head, value_head: widths.
+      dtype: of the operands, one of `arithmetic.DTYPES`.
       backward: its gradient, scores computed again: five products for the forward pass's two.
     """
     scores = matrix_product(batch, queries, keys, head, dtype)
@@ -168,49 +174,35 @@ def attention_kernels(
     loop = (batch * queries, keys)
     one_pass = float(batch * queries * keys) * (2.0 if dtype in FLASH else max(dtype_bytes(dtype), 4.0))
     if not backward:
-        return (scores, streamed("softmax", "softmax", loop, one_pass, one_pass, dtype), context)
+        return (scores, streamed("softmax", loop, one_pass, one_pass, dtype), context)
     return (
         scores,
         matrix_product(batch, queries, keys, value_head, dtype),
-        streamed("softmax", "softmax_backward", loop, 2.0 * one_pass, one_pass, dtype),
+        streamed("softmax_backward", loop, 2.0 * one_pass, one_pass, dtype),
         matrix_product(batch, queries, head, keys, dtype),
         matrix_product(batch, keys, head, queries, dtype),
         matrix_product(batch, keys, value_head, queries, dtype),
     )
 
 
-def flash_kernels(dims: Mapping[str, float], dtype: str) -> tuple[Kernel, Kernel]:
-    """Attention as the one kernel of FlashAttention, and its gradient; a step of one token a request is a decode."""
+def fused_attention(
+    queries: ArrayLike, context: ArrayLike, dtype: str, *, repeat: float = 1.0, **sizes: Any
+) -> tuple[Kernel, Kernel]:
+    """Attention of a batch as the one kernel of FlashAttention, and its gradient; a step of one token is a decode.
+
+    Args:
+      queries: new tokens of each request [request], or of all where they are alike.
+      context: tokens of its whole sequence, likewise.
+      dtype: of the activations, one of `FLASH`.
+      repeat: requests that are alike.
+      sizes: of heads, window and cache, as of `attention_dims`; the mean where heads of keys and values differ.
+    """
+    of_requests = attention_dims(np.atleast_1d(queries), np.atleast_1d(context), repeat=repeat, **sizes)
+    # The batch is one launch: its requests add up, the sizes of heads are the same for all.
+    dims = {name: number(size.sum() if name in REQUEST_DIMS else size[0]) for name, size in of_requests.items()}
     family = "decode" if dims["queries"] == dims["requests"] else "prefill"
     forward = Kernel(family, family, dims, 1.0, dtype)
     return forward, replace(forward, count=BACKWARD_ATTENTION)
-
-
-def fused_attention(
-    batch: int, queries: int, keys: int, heads: int, kv_heads: int, head_size: float, dtype: str, *, causal: bool
-) -> tuple[Kernel, Kernel]:
-    """`flash_kernels` of requests of equal length.
-
-    Args:
-      batch: requests.
-      queries: new tokens of a request.
-      keys: tokens of its whole sequence.
-      heads: query heads.
-      kv_heads: heads of keys and values.
-      head_size: width of a head; the mean where those of keys and values differ.
-      dtype: of the activations, one of `FLASH`.
-      causal: whether later keys are hidden.
-    """
-    sizes = attention_dims(
-        np.asarray(queries),
-        np.asarray(keys),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        causal=causal,
-        repeat=batch,
-    )
-    return flash_kernels({name: float(size) for name, size in sizes.items()}, dtype)
 
 
 def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, ...]:
@@ -219,6 +211,7 @@ def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, 
     `sizes`: arguments of `kernels.conv.conv_dims`.
     """
     inputs, outputs = sizes["in_channels"], sizes["out_channels"]
+    # Frameworks launch nothing for a tensor without elements.
     if min(sizes["batch"], inputs, outputs, *sizes["in_size"], *sizes["out_size"], *sizes["window"], 1) == 0:
         return ()
     if prod(sizes["window"]) == 1 and sizes["groups"] == 1 and prod(sizes["stride"]) == 1:
@@ -229,6 +222,7 @@ def conv_kernel(op: str, dtype: str, sizes: Mapping[str, Any]) -> tuple[Kernel, 
             "conv_weight_gradient": (outputs, inputs, rows),
         }[op]
         return (matrix_product(1, m, n, k, dtype, upright=op != "conv_weight_gradient"),)
+    # A group of one channel is no matrix product: libraries have kernels that stream it.
     if sizes["groups"] == inputs > 1:
         return (_depthwise(op, dtype, sizes),)
     numbers: dict[str, Any] = {

@@ -66,6 +66,7 @@ def _remembering(value: Any) -> Any:
 
 def unread(values: Keys, path: str = "") -> Iterator[str]:
     """Keys nobody read that could matter, those inside others after a dot."""
+    # What is off, has no effect or is decided elsewhere would be noise in a note on what was overlooked.
     for key, value in values.items():
         name = f"{path}{key}"
         if _off(value) or _without_effect(name) or (key not in values.read and _decided(values, key)):

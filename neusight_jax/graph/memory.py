@@ -145,7 +145,6 @@ def footprint(graph: Graph) -> Footprint:
         weights=parameters * size,
         **states,
         activations=_saved_bytes(graph) if training else widest * size,
-        kv_cache=0.0,
         runtime=RUNTIME_BYTES,
     )
 

@@ -72,8 +72,8 @@ def flat_stream(parameters: float, moved_bytes: float, tensor_cores: bool, launc
       launches: kernels it is cut into.
     """
     rows = max(parameters / launches / COLS, 1.0)
-    family, passes = "stream" if tensor_cores else "elementwise", moved_bytes / 8.0
-    return rowwise(family, "pointwise", rows, COLS, passes, passes, "fp32", launches)
+    passes = moved_bytes / 8.0
+    return rowwise("pointwise", rows, COLS, passes, passes, "fp32", launches, graphed=tensor_cores)
 
 
 def optimizer_kernels(name: str, parameters: float, tensor_cores: bool) -> tuple[Kernel, ...]:
@@ -98,12 +98,14 @@ def orthogonalizing_kernels(graph: Graph) -> Iterator[tuple[str, Kernel]]:
     mode). The output projection is AdamW's. Of experts, those count that tokens meet.
     """
     tensor_cores = any(FAMILIES[family].tensor_core for family in graph.kernels.families)
+    # Muon updates matrices of hidden layers alone, after which products are named.
     for node in graph.nodes:
         if node.op not in ("linear", "experts") or node.name == "head":
             continue
         for kernel in node.forward:
             if kernel.family not in ("linear", "bmm"):
                 continue
+            # A tall matrix is transposed first, as X Xᵀ is then the smaller square.
             narrow, wide = sorted((kernel.dims["n"], kernel.dims["k"]))
             launches = NEWTON_SCHULZ_STEPS * kernel.dims["batch"] * kernel.count * node.repeat
             for n, k in ((narrow, wide), (narrow, narrow), (wide, narrow)):

@@ -12,6 +12,9 @@ from neusight_jax.errors import unknown_name
 from neusight_jax.hardware.gpu import FIELDS, GPU, MEMORY_KINDS, VENDORS, WIDTH, with_derived
 from neusight_jax.tables import table
 
+DIE_FIGURES: tuple[str, ...] = ("l2_partitions", "warp_schedulers", "l1_bytes", "resident_threads")
+"""Figures that the dies of an architecture share."""
+
 
 @dataclass(frozen=True)
 class GPUInfo:
@@ -88,6 +91,7 @@ def catalog_gpu(name: str) -> GPU:
     """A GPU of the catalog by name or alias. `InputError` if there is none of that name."""
     entry = _entry(name)[1]
     info = gpu_info(name)
+    # Figures of the whole die go before what peaks of a trimmed board would say of its matrix units.
     width = of_its_memory(info, WIDTH)
     figures = with_derived(
         ({WIDTH: width} if width else {}) | {field: float(entry[field]) for field in FIELDS if field in entry}
@@ -96,10 +100,7 @@ def catalog_gpu(name: str) -> GPU:
         **figures,
         fp32_joule_per_flop=base_clock_energy(figures, float(entry.get("base_clock_hz", 0.0))),
         memory_kind=float(memory_kind(info)),
-        l2_partitions=of_its_memory(info, "l2_partitions"),
-        warp_schedulers=of_its_memory(info, "warp_schedulers"),
-        l1_bytes=of_its_memory(info, "l1_bytes"),
-        resident_threads=of_its_memory(info, "resident_threads"),
+        **{name: of_its_memory(info, name) for name in DIE_FIGURES},
         vendor=float(VENDORS.index(info.vendor)),
     )
 

@@ -121,11 +121,12 @@ _PARTS: dict[str, type[BaseModel]] = {"gpu": GPUFile, "topology": TopologyFile}
 def checked(model: type[_Model], content: Any, where: str) -> _Model:
     """The record of a file's content. `InputError` opened by `where`: unknown keys first, then values, missing keys."""
     if not isinstance(content, Mapping):
-        known = ", ".join(model.model_fields)
-        raise InputError(f"{where}: expected fields with values, some of {known}; found {type(content).__name__}")
+        keys = ", ".join(model.model_fields)
+        raise InputError(f"{where}: expected fields with values, some of {keys}; found {type(content).__name__}")
     try:
         return model.model_validate(dict(content), context=where)
     except ValidationError as error:
+        # A misspelt key is also a missing one: the misspelling is what to mend.
         order = {"extra_forbidden": 0, "invalid_key": 0, "missing": 2}
         first = min(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
     kind = first["type"]
@@ -139,11 +140,6 @@ def checked(model: type[_Model], content: Any, where: str) -> _Model:
         raise InputError(f"{where}: unknown field {f'of {outer} ' if inner else ''}{key!r}; {hint}")
     value = "missing" if kind == "missing" else f"{first['input']!r}"
     raise InputError(f"{where}: {key} is {value}, expected {fields[key].description}")
-
-
-def check_topology(figures: Mapping[str, Any], where: str) -> None:
-    """`InputError` for the first figure of a topology that there is not, or that no network has; `where` opens it."""
-    checked(TopologyFile, figures, where)
 
 
 # GPUs by name or file.
@@ -165,6 +161,7 @@ def load_gpu(name_or_path: str | os.PathLike[str]) -> GPU:
 def load_named_gpu(name_or_path: str | os.PathLike[str]) -> tuple[str, GPU]:
     """Load a GPU, with a name for reports: the catalog's, or the file's `name`, or the file's own name."""
     text = os.fspath(name_or_path)
+    # The catalog is asked first, as its names may look like files; a `Path` is always a file.
     canonical = canonical_name(text)
     if canonical is not None and not isinstance(name_or_path, os.PathLike):
         return canonical, catalog_gpu(canonical)
@@ -222,6 +219,7 @@ def _gpu_of(file: GPUFile, path: Path) -> tuple[str, GPU]:
     if file.base is None and missing:
         hint = "add the figures, or `base` with the name of a GPU to take them from"
         raise InputError(f"{path.name}: missing {', '.join(missing)}; {hint}")
+    # The architecture says whose libraries run, also where all figures are those of another `base`.
     architecture = architectures().get((file.architecture or "").lower())
     if architecture is not None:
         figures.setdefault("vendor", named_figure("vendor", architecture["vendor"], path.name))
@@ -330,6 +328,7 @@ def usual_server(name: str, gpu: GPU) -> Cluster:
 def _named(label: str, count: int) -> tuple[str, GPU, Topology]:
     """Name, GPU and topology of so many GPUs, by the name of a GPU or of a server of the catalog."""
     entries = table("datasets", "nodes")
+    # "64x DGX A100" counts GPUs too, by the name of the server they are in.
     if canonical_name(label) is None:
         for name, entry in entries.items():
             if fold_name(label) in map(fold_name, (name, *entry["aliases"])) and entry["gpus"]:

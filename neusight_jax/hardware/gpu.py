@@ -95,7 +95,9 @@ class GPU(Record):
         kept |= self.limits()
         if self.slopes():
             return kept
-        return {name: _name_of(name, value) if name in NAMED else value for name, value in kept.items()}
+        # Several or traced figures have no place in a list of names.
+        places = {name: number(value) for name, value in kept.items() if name in NAMED}
+        return kept | {name: NAMED[name][int(place)] for name, place in places.items() if place is not None}
 
     def slopes(self) -> bool:
         """No GPU has less than one SM."""
@@ -140,6 +142,7 @@ class GPU(Record):
             if f"{dtype}_matrix" not in PATHS:
                 return plain
             matrix = jnp.asarray(getattr(self, peak_field(f"{dtype}_matrix")))
+            # Not `maximum`, which at equal peaks would give each half of the gradient.
             return jnp.where(matrix >= plain, matrix, plain)
 
         return jnp.stack([peak(dtype) for dtype in DTYPES], axis=-1)
@@ -186,12 +189,6 @@ REQUIRED_FIELDS: tuple[str, ...] = tuple(
 """Figures every GPU must have; the others are arithmetic paths it may lack, and what has a default."""
 
 
-def _name_of(field: str, value: ArrayLike) -> Any:
-    """The name that a figure of `NAMED` stands for; several or traced ones as they are."""
-    place = number(value)
-    return value if place is None else NAMED[field][int(place)]
-
-
 def with_derived(figures: Mapping[str, float]) -> dict[str, float]:
     """All figures of a GPU: those given, and the width of its matrix units where it is not among them. Host only."""
     peak = max(figures.get(name, 0.0) for name in WIDTH_PEAKS)
@@ -232,6 +229,7 @@ def stack_gpus(gpus: Sequence[GPU]) -> GPU:
     """Several GPUs as one record with arrays [gpu], to `vmap` over. `InputError` for an empty list."""
     if not gpus:
         raise InputError("no GPU to stack; expected at least one")
+    # A limit of one GPU is an array over all: the others are limited by what they have anyway.
     limited = {
         name: _stacked([gpu.limits().get(name, getattr(gpu, usual)) for gpu in gpus])
         for name, usual in LIMITS.items()
@@ -265,19 +263,14 @@ class _Range:
 
 
 _BANDWIDTH = (("GB/s", GB, "1e9"), ("TB/s", TERA, "1e12"), ("MB/s", MEGA, "1e6"))
+_MEMORY = (("GB or GiB", GIB, "1e9 or 1073741824"), ("MiB", MIB, "1048576"), ("TB", TERA, "1e12"))
 _PEAK = (("TFLOP/s", TERA, "1e12"), ("GFLOP/s", GIGA, "1e9"), ("PFLOP/s", 1e15, "1e15"))
 
 _RANGES: dict[str, _Range] = {
     "num_sms": _Range(1.0, 1e5, 1.0, 1e3),
     "clock_hz": _Range(1e8, 1e10, 5e8, 5e9, (("MHz", MEGA, "1e6"), ("GHz", GIGA, "1e9"), ("kHz", 1e3, "1e3"))),
     "mem_bytes_per_s": _Range(1e10, 1e14, 5e10, 5e13, _BANDWIDTH),
-    "mem_bytes": _Range(
-        1e9,
-        1e14,
-        2e9,
-        2e12,
-        (("GB or GiB", GIB, "1e9 or 1073741824"), ("MiB", MIB, "1048576"), ("TB", TERA, "1e12")),
-    ),
+    "mem_bytes": _Range(1e9, 1e14, 2e9, 2e12, _MEMORY),
     "l2_bytes": _Range(1e5, 1e10, 1e6, 2e9, (("MB", MIB, "1048576"), ("kB", 1024.0, "1024"))),
     "tdp_w": _Range(5.0, 1e5, 30.0, 5e3, (("kW", 1e3, "1e3"), ("mW", 1e-3, "1e-3"))),
     "link_bytes_per_s": _Range(1e8, 1e14, 4e9, 5e12, _BANDWIDTH),
@@ -350,6 +343,7 @@ def check_figure(field: str, value: float, where: str) -> None:
         raise InputError(f"{where}: {field} is {plain_number(value)}, expected a positive number, {span}{absent}")
     if limits.low <= value <= limits.high:
         return
+    # A wrong unit is the usual mistake: the one that brings the figure to where real machines lie is named.
     guess = "check its unit"
     for unit, factor, text in limits.units:
         if limits.usual_low <= value * factor <= limits.usual_high:

@@ -48,6 +48,7 @@ class Prices(Record):
             if name[0] == "currency":
                 what, expected = "currency", "text of at most 20 characters"
             raise InputError(f"{what} is {value!r}, expected {expected}") from None
+        # Several aliases of one GPU may be listed: a look-up by any of them must have one answer.
         canonical: dict[str, float] = {}
         for name, value in prices.items():
             key = canonical_name(name) or name

@@ -115,6 +115,7 @@ def _figures(sheet: Mapping[str, Any], canonical: str | None, where: str) -> dic
                     value *= 1e3  # GHz in a column of MHz
                 figures[field] = value * factor
                 break
+    # A slip is known by the value listed, so that a sheet that somebody mended stays as it is.
     for field, value in figures.items():
         slip, true = _SLIPS.get((canonical or "", field), (math.nan, math.nan))
         if math.isclose(value, slip, rel_tol=1e-3):

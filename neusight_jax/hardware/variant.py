@@ -110,6 +110,7 @@ def vary(base: AnyMachine, figures: Mapping[str, ArrayLike], *, peaks_follow: bo
 def vary_plainly(base: AnyMachine, figures: Mapping[str, float]) -> AnyMachine:
     """`vary` with plain numbers in and out; figures that it leaves alone stay as they are to the digit. Host only."""
 
+    # JAX computes in fp32, so that figures nobody changed would come back rounded.
     def kept(before: ArrayLike, after: ArrayLike) -> float:
         original, moved = float(np.asarray(before)), float(np.asarray(after))
         return original if math.isclose(original, moved, rel_tol=1e-6) else moved

@@ -11,7 +11,7 @@ from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.configs.blocks import Attention, Decoder, Experts, Latent, Layer
 from neusight_jax.job.parallelism import Group, Parallelism
 from neusight_jax.job.weights import Weights
-from neusight_jax.kernels.collective import OPS, expert_bytes
+from neusight_jax.kernels.collective import OPS, expert_copies
 
 SLOTS: tuple[str, ...] = (
     *("tensor_forward", "tensor_backward", "context_forward", "context_backward"),
@@ -202,5 +202,6 @@ def message_size(message: Message, group: Group) -> tuple[float, ...]:
     """A row of `sizes`."""
     payload, share = message.payload_bytes, 1.0
     if message.top_k:
-        payload, share = expert_bytes(payload, 1.0, message.top_k, group.ranks, group.domains, element_bytes=1.0)
+        copies, share = expert_copies(message.top_k, group.ranks, group.domains)
+        payload *= copies
     return payload, group.ranks, group.domains, OPS.index(message.op), share

@@ -16,7 +16,7 @@ of vLLM and its flash-attention (`mha_varlen_fwd`, `mha_fwd`, `aot_schedule`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,10 +25,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from neusight_jax.kernels.family import LIBRARY, AnyDims, Dims, Family, Work, namespace, whole, whole_down
 
-DIMS: tuple[str, ...] = (
-    *("requests", "queries", "keys", "pairs", "context"),
-    *("heads", "kv_heads", "head_size", "kv_share", "windowed"),
-)
+REQUEST_DIMS: tuple[str, ...] = ("requests", "queries", "keys", "pairs", "context")
+DIMS: tuple[str, ...] = (*REQUEST_DIMS, "heads", "kv_heads", "head_size", "kv_share", "windowed")
 """Sums over requests: new tokens, keys read, visited query-key pairs, length of the sequences; then heads, their width,
 bytes of an element of the KV cache over those of the tensors, and whether the layer has a window (0 or 1): libraries
 run another kernel for it, also where the sequence is shorter than the window."""
@@ -127,12 +125,6 @@ def _heads_of_blocks(dims: Dims) -> Float[Array, " kernel"]:
     return dims["kv_heads"] + _run_by(dims, FLASH2) * dims["windowed"] * (dims["heads"] - dims["kv_heads"])
 
 
-def _in_one_piece(dims: Dims) -> Float[Array, " kernel"]:
-    """1 where the keys of a decode are not split: FlashAttention 2 with a window, or without heads that share keys."""
-    apart = jnp.where(dims["heads"] <= dims["kv_heads"], 1.0, dims["windowed"])
-    return _run_by(dims, FLASH2) * apart
-
-
 def _prefill_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     requests, queries, pairs, context, heads, kv_heads, size, windowed = (
         dims[name][:, None, None]
@@ -166,10 +158,13 @@ def _decode_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     rows = jnp.array(ROW_TILES, jnp.float32)[None, :, None]
     seen = pairs / queries
     split = jnp.clip(whole_down(seen / MIN_SPLIT_KEYS, dims), 1.0, jnp.array(KEY_SPLITS, jnp.float32)[None, None, :])
-    split = split + _in_one_piece(dims)[:, None, None] * (1.0 - split)
+    # FlashAttention 2 splits keys only where heads of a group share a block: not with a window, nor where none share.
+    apart = _run_by(dims, FLASH2) * jnp.where(dims["heads"] <= dims["kv_heads"], 1.0, dims["windowed"])
+    split = split + apart[:, None, None] * (1.0 - split)
     step = _key_step(dims)[:, None, None]
     keys = whole(seen / split / step, dims) * step
     block_heads = _heads_of_blocks(dims)[:, None, None]
+    # Heads of a group read the same keys, so together they fill the rows of one tile.
     group = heads / block_heads * queries / requests
     return Work(
         flop=flop(dims),
@@ -197,29 +192,26 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     return jnp.stack([jnp.log(value) for value in sizes], axis=-1)
 
 
-def _family(
-    name: str,
-    tiles: tuple[str, ...],
-    work: Callable[[Dims, Float[Array, " kernel"]], Work],
-    *libraries: tuple[str, float],
-) -> Family:
-    return Family(
-        name=name,
-        ops=(name,),
-        dims=DIMS,
-        tiles=tiles,
-        matrix=True,
-        network=name,
-        work=work,
-        features=_features,
-        directions=DIRECTIONS,
-        tensor_core=True,
-        generations="attention",
-        known_libraries=libraries,
-    )
-
-
-PREFILL = _family("prefill", tuple(f"{rows} queries" for rows in QUERY_TILES), _prefill_work, ("hopper", FLASH3))
-DECODE = _family(
-    "decode", tuple(f"{rows} rows" for rows in ROW_TILES), _decode_work, ("flash2", FLASH2), ("hopper", FLASH3)
+PREFILL = Family(
+    name="prefill",
+    ops=("prefill",),
+    dims=DIMS,
+    tiles=tuple(f"{rows} queries" for rows in QUERY_TILES),
+    matrix=True,
+    network="prefill",
+    work=_prefill_work,
+    features=_features,
+    directions=DIRECTIONS,
+    tensor_core=True,
+    generations="attention",
+    known_libraries=(("hopper", FLASH3),),
+)
+DECODE = replace(
+    PREFILL,
+    name="decode",
+    ops=("decode",),
+    tiles=tuple(f"{rows} rows" for rows in ROW_TILES),
+    network="decode",
+    work=_decode_work,
+    known_libraries=(("flash2", FLASH2), ("hopper", FLASH3)),
 )

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from neusight_jax.errors import InputError, unknown_name
+from neusight_jax.errors import unknown_name
 from neusight_jax.kernels.family import Dims, Family, Wire, Work
 
 OPS: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
@@ -66,32 +66,21 @@ def collective_dims(
     return {**sizes, "software": float(SOFTWARE.index(software)), "crossing_share": crossing_share}
 
 
-def check_group(ranks: float, domains: float) -> None:
-    """`InputError` unless a group can lie in so many domains."""
-    if not (ranks >= 1 and domains >= 1 and domains <= ranks):
-        raise InputError(f"a group of {ranks:g} ranks in {domains:g} domains; expected at least one rank in each")
-
-
-def expert_bytes(
-    tokens: float, hidden: float, top_k: float, ranks: float, domains: float = 1.0, *, element_bytes: float = 2.0
-) -> tuple[float, float]:
-    """Bytes one rank sends so that its tokens reach their experts, and the share of them that crosses between domains.
+def expert_copies(top_k: float, ranks: float, domains: float = 1.0) -> tuple[float, float]:
+    """Copies of a token that reach its experts, and the share of them that crosses between domains.
 
     A token goes once to every rank that has one of its experts, and crosses once to every domain; its experts lie on
     ranks drawn at random.
 
     Args:
-      tokens: of this rank.
-      hidden: elements of a token.
       top_k: experts of a token.
       ranks: GPUs that hold the experts.
       domains: domains of fast links they lie in.
-      element_bytes: of one element as it is sent.
-    Returns: `bytes` and `crossing_share` of an all_to_all.
+    Returns: `bytes` of an all_to_all over those of the tokens, and its `crossing_share`.
     """
     reached = ranks * -np.expm1(top_k * np.log1p(-1.0 / max(ranks, 1.0 + 1e-9)))
     across = domains * -np.expm1(top_k * np.log1p(-1.0 / max(domains, 1.0 + 1e-9))) if domains > 1 else 1.0
-    return float(tokens * hidden * element_bytes * reached), float(min(across / reached, 1.0))
+    return float(reached), float(min(across / reached, 1.0))
 
 
 def _at(dims: Dims, op: str) -> Array:
@@ -112,10 +101,13 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     exchanged = ((here - 1.0) + (1.0 - share) * (ranks - here) * inside) / ranks  # copies are made where they arrive
     inside_bytes = jnp.where(exchange, exchanged, passes * inside) * payload
     inside_bytes = jnp.where(message, jnp.where(domains > 1.0, 0.0, payload), inside_bytes)
+    # Every rank reads all others: more bytes than a ring, but a single step, which wins where messages are short.
     one_shot = jnp.where(reduce, (here - 1.0) * payload, inside_bytes)
+    # The switch adds up (NVLink SHARP), so that each byte leaves a GPU once.
     switch = jnp.where(reduce, payload * jnp.where(here > 1.0, 1.0, 0.0), inside_bytes)
     shared = jnp.where(exchange, (ranks - here) / ranks * share, passes * crossing / here)
     shared = jnp.where(message, jnp.where(domains > 1.0, 1.0, 0.0), shared)
+    # A ring over all ranks takes every byte around the domains; by levels each crosses once.
     ringed = jnp.where(exchange | message, shared, passes * jnp.where(domains > 1.0, others, 0.0) / here)
     once = jnp.where(here > 1.0, 1.0, 0.0)
     rings = jnp.where(message, once, passes * (here - 1.0))

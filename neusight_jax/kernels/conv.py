@@ -118,6 +118,7 @@ def conv_dims(
     inner, outer = in_channels / groups, out_channels / groups
     taps, steps = prod(window), prod(stride)
     pixels_in, pixels_out = batch * prod(in_size), batch * prod(out_size)
+    # Winograd has transforms for 3x3 windows of stride 1 alone (Lavin and Gray).
     eligible: Any = np.asarray(len(window) == 2) & (steps * prod(dilation) == 1)
     for side in window:
         eligible = eligible & (side == 3)
@@ -169,6 +170,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     split = jnp.clip(
         whole_down(k[:, :, None] / MIN_SPLIT_STEPS, dims), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :]
     )
+    # Winograd has 16 or 36 products to fill the SMs with, so nobody cuts their contraction as well.
     split = jnp.where(transformed[:, :, None], 1.0, split)
     steps = k[:, :, None] / split
     area, edge = (tile_m * tile_n)[:, :, None], (tile_m + tile_n)[:, :, None]
@@ -190,11 +192,10 @@ def _features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Array
     total, moved = flop(dims), elements_moved(dims) * element_bytes
     fills = [filled(size, tile, dims) for size in (m, n) for tile in (32.0, 128.0)]
     winograd = _winograd(dims, element_bytes)
-    # At least 1, as the branch that `where` drops must not divide by zero: its gradient would be NaN.
-    padded = jnp.maximum(dims["m_4x4"] * dims["k_4x4"], 1.0) * 16.0 * 9.0
-    fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))  # outputs of the 4×4 tiles that are wanted
-    padded = jnp.maximum(dims["m_2x2"] * dims["k_2x2"], 1.0) * 4.0 * 9.0
-    fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))
+    for form, outputs in (("_4x4", 16.0), ("_2x2", 4.0)):
+        # At least 1, as the branch that `where` drops must not divide by zero: its gradient would be NaN.
+        padded = jnp.maximum(dims[f"m{form}"] * dims[f"k{form}"], 1.0) * outputs * 9.0
+        fills.append(jnp.where(winograd > 0, m * k / padded, 1.0))  # outputs of the tiles that are wanted
     multiples = [aligned(size, 4.0, dims) for size in (k, n)]
     logs = [jnp.log(size) for size in (m, n, k, groups, total, moved, total / moved, groups * m * n, dims["pixels"])]
     return jnp.stack([*logs, *fills, *multiples], axis=-1)
@@ -250,15 +251,11 @@ def _tensor_features(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Floa
     return features.at[:, 5].set(jnp.log(moved)).at[:, 6].set(total - jnp.log(moved))
 
 
-def _tile_name(form: int, rows: int, cols: int) -> str:
-    return f"winograd{FORMS[form]} {rows}x{cols}" if form else f"{rows}x{cols}"
-
-
 CONV = Family(
     name="conv",
     ops=OPS,
     dims=DIMS,
-    tiles=tuple(_tile_name(*tile) for tile in TILES),
+    tiles=tuple(f"winograd{FORMS[form]} {m}x{n}" if form else f"{m}x{n}" for form, m, n in TILES),
     matrix=True,
     network="conv",
     work=_work,

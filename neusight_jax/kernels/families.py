@@ -54,6 +54,7 @@ def _registered(point: EntryPoint, families: Iterable[Family]) -> Family:
 
 
 BUILT_IN: frozenset[str] = frozenset(FAMILIES)
+# After the built-in families, so that no package takes a name of theirs.
 for _point in entry_points(group=GROUP):
     _family = _registered(_point, FAMILIES.values())
     FAMILIES[_family.name] = _family

@@ -10,6 +10,7 @@ product as if nothing were narrow, so that narrower weights never take longer. W
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -84,6 +85,7 @@ def multiplied_rows(dims: Dims, rows: Array, block_rows: Array, tile_rows: Array
     """
     if UNPACK not in dims:
         return tile_rows
+    # Vector kernels (mmvq.cu) go row by row, so that of few rows none is padding.
     alone = (rows <= FEW_ROWS) & (dims[UNPACK] > 0)
     return jnp.where(alone[:, None, None], jnp.minimum(block_rows, tile_rows), tile_rows)
 
@@ -123,6 +125,7 @@ def unpacking(
     scaled = jnp.where((unpack > 0) & (element_bytes == 1), SCALE_SLOTS / SCALED_STEPS, 0.0)
     once, scaled = jnp.where(few, 0.0, unpack)[:, None, None], jnp.where(few, 0.0, scaled)[:, None, None]
     of_kernel, of_block = weights
+    # No tile of mmq.cu is taller: what is taller here unpacks its weights as many times.
     times = jnp.ceil(tile_rows / UNPACKED_ROWS)
     return jnp.where(few, unpack * of_kernel, 0.0), of_block * (once * times + scaled * tile_rows)
 
@@ -148,6 +151,7 @@ def tile_sizes(
         return menu[None, :, 0], menu[None, :, 1]
     has_tile = dims[TILE][:, None] > 0
     tile = menu[jnp.maximum(dims[TILE].astype(int) - 1, 0)]
+    # Both ways stand in turn on the places of the menu, so that shapes are the same with and without a known tile.
     lying = jnp.arange(len(tiles)) % 2
     return (
         jnp.where(has_tile, tile[:, lying], menu[None, :, 0]),
@@ -174,6 +178,7 @@ def split_work(
     m, n, k = (dims[name][:, None, None] for name in ("m", "n", "k"))
     batch, size = dims["batch"][:, None, None], element_bytes[:, None, None]
     tile_m, tile_n = (side[:, :, None] for side in tile_sizes(dims, tiles))
+    # Few output tiles leave SMs idle, so libraries cut the contraction over more blocks; each way is a candidate.
     split = jnp.clip(whole_down(k / min_split_steps, dims), 1.0, jnp.array(splits, jnp.float32)[None, None, :])
     steps = k / split
     share = weight_share(dims)
@@ -187,18 +192,11 @@ def split_work(
         block_flop=2.0 * rows * tile_n * steps,
         block_bytes=size * ((rows + tile_n * share[:, None, None]) * steps + rows * tile_n),
         block_steps=steps * jnp.ones_like(tile_m),
+        # Weights alone: the kernel before just wrote the activations, which may still be in L2.
         cold_bytes=dims["batch"] * dims["k"] * dims["n"] * share * element_bytes,
         slots=slots,
         block_slots=block_slots,
     )
-
-
-def _linear_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, SPLITS, MIN_SPLIT_STEPS)
-
-
-def _bmm_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-    return split_work(dims, element_bytes, TILES, (1,), MIN_SPLIT_STEPS)
 
 
 def tensor_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
@@ -235,6 +233,7 @@ def _scaled_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     """Work where partial sums of every block of the contraction are scaled on the vector path."""
     block = dims.get(SCALE_BLOCK, jnp.zeros_like(dims["k"]))
     scaled = block > HARDWARE_BLOCK
+    # The inner `where` keeps kernels without blocks from dividing by zero, which would be a NaN gradient.
     blocks_per_step = jnp.where(scaled, 1.0 / jnp.where(scaled, block, 1.0), 0.0)
     return replace(tensor_work(dims, element_bytes), vector_flop=0.5 * SCALE_FLOP * blocks_per_step * flop(dims))
 
@@ -304,11 +303,17 @@ LINEAR = Family(
     tiles=_names(TILES),
     matrix=True,
     network="linear",
-    work=_linear_work,
+    work=partial(split_work, tiles=TILES, splits=SPLITS, min_split_steps=MIN_SPLIT_STEPS),
     features=_features,
     directions=DIRECTIONS,
 )
-BMM = replace(LINEAR, name="bmm", ops=("bmm",), network="bmm", work=_bmm_work)
+BMM = replace(
+    LINEAR,
+    name="bmm",
+    ops=("bmm",),
+    network="bmm",
+    work=partial(split_work, tiles=TILES, splits=(1,), min_split_steps=MIN_SPLIT_STEPS),
+)
 GEMM = Family(
     name="gemm",
     ops=("linear", "bmm", "expert"),

@@ -71,8 +71,8 @@ def _skewed(tokens: float, experts: float, local: float, top_k: float, skew: flo
         if not np.any(share[~full] > 1.0):
             break
         full |= share > 1.0
-    mine = tokens * share[:: max(round(experts / local), 1)]
-    return np.asarray(mine.sum()), np.asarray(-np.expm1(-mine).sum())
+    local_rows = tokens * share[:: max(round(experts / local), 1)]
+    return np.asarray(local_rows.sum()), np.asarray(-np.expm1(-local_rows).sum())
 
 
 def flop(dims: AnyDims) -> Any:
@@ -94,6 +94,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     tile = jnp.array(TILES, jnp.float32)[None, :, None]
     busy = whole(jnp.maximum(active, 1.0), dims)
     size = element_bytes[:, None, None]
+    # Gate and up write twice the inner width, down writes the hidden width: blocks of both products are in one launch.
     cols = whole(2.0 * inner / TILE_COLS, dims) + whole(hidden / TILE_COLS, dims)
     steps = 3.0 * hidden * inner / (cols * TILE_COLS)  # mean contraction of a block over both products
     share = weight_share(dims)

@@ -59,38 +59,6 @@ def bytes_moved(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Arr
     return (dims["reads"] + dims["writes"]) * elements(dims) * element_bytes
 
 
-def _streamed(
-    dims: Dims,
-    element_bytes: Float[Array, " kernel"],
-    flop_per_element: float,
-    blocks: Float[Array, "kernel tile"],
-    block_elements: Float[Array, "kernel tile"],
-) -> Work:
-    passes = (dims["reads"] + dims["writes"]) * element_bytes
-    scattered = dims.get("scattered")
-    fetched = None if scattered is None else scattered * jnp.maximum(FETCH_BYTES - element_bytes, 0.0)
-    return Work(
-        flop=flop_per_element * elements(dims),
-        bytes_moved=bytes_moved(dims, element_bytes),
-        blocks=blocks[:, :, None],
-        block_flop=(max(flop_per_element, 1.0) * block_elements)[:, :, None],  # moving one takes an instruction
-        block_bytes=(passes[:, None] * block_elements)[:, :, None],
-        block_steps=jnp.ones_like(blocks)[:, :, None],
-        fetched_bytes=None if fetched is None else fetched * elements(dims),
-        window_bytes=None if fetched is None else (passes + fetched) * dims["window"],
-    )
-
-
-def _by_elements(name: str, ops: tuple[str, ...], graphed: bool = False) -> Family:
-    def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-        tile = jnp.array(ELEMENT_BLOCKS, jnp.float32)[None, :]
-        blocks = whole(elements(dims)[:, None] / tile, dims)
-        return _streamed(dims, element_bytes, FLOP_PER_ELEMENT[name], blocks, jnp.broadcast_to(tile, blocks.shape))
-
-    tiles = tuple(str(tile) for tile in ELEMENT_BLOCKS)
-    return _rowwise(name, ops, tiles, name if graphed else "elementwise", work, _stream_features, graphed)
-
-
 def _counted_work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
     """Work of `MEMORY` with `flop` spread evenly over its blocks."""
     work = MEMORY.work(dims, element_bytes)
@@ -148,40 +116,54 @@ def _passes(
     )
 
 
-def _by_rows(
+def _family(
     name: str,
     ops: tuple[str, ...],
     passes: Callable[[Dims, Float[Array, " kernel"]], RowPasses] | None = None,
+    *,
+    by_rows: bool = False,
     graphed: bool = False,
 ) -> Family:
+    """A family that streams tensors.
+
+    Args:
+      name: of the family.
+      ops: its operators.
+      passes: over rows that only a cache can serve; None = every element is moved once.
+      by_rows: whether blocks take whole rows, as reductions do, and not so many elements.
+      graphed: whether its kernels run inside CUDA graphs, beside those of tensor cores.
+    """
+    menu = ROW_BLOCKS if by_rows else ELEMENT_BLOCKS
+
     def work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
-        tile = jnp.array(ROW_BLOCKS, jnp.float32)[None, :]
-        blocks = whole(dims["rows"][:, None] / tile, dims)
-        streamed = _streamed(dims, element_bytes, FLOP_PER_ELEMENT[name], blocks, tile * dims["cols"][:, None])
-        return streamed if passes is None else replace(streamed, row_passes=passes(dims, element_bytes))
+        tile = jnp.array(menu, jnp.float32)[None, :]
+        blocks = whole((dims["rows"] if by_rows else elements(dims))[:, None] / tile, dims)
+        block_elements = tile * dims["cols"][:, None] if by_rows else jnp.broadcast_to(tile, blocks.shape)
+        traffic = (dims["reads"] + dims["writes"]) * element_bytes
+        scattered = dims.get("scattered")
+        fetched = None if scattered is None else scattered * jnp.maximum(FETCH_BYTES - element_bytes, 0.0)
+        return Work(
+            flop=FLOP_PER_ELEMENT[name] * elements(dims),
+            bytes_moved=bytes_moved(dims, element_bytes),
+            blocks=blocks[:, :, None],
+            # Moving an element takes an instruction even where nothing is computed of it.
+            block_flop=(max(FLOP_PER_ELEMENT[name], 1.0) * block_elements)[:, :, None],
+            block_bytes=(traffic[:, None] * block_elements)[:, :, None],
+            block_steps=jnp.ones_like(blocks)[:, :, None],
+            fetched_bytes=None if fetched is None else fetched * elements(dims),
+            window_bytes=None if fetched is None else (traffic + fetched) * dims["window"],
+            row_passes=None if passes is None else passes(dims, element_bytes),
+        )
 
-    tiles = tuple(f"{tile} rows" for tile in ROW_BLOCKS)
-    return _rowwise(name, ops, tiles, name, work, _reduction_features, graphed)
-
-
-def _rowwise(
-    name: str,
-    ops: tuple[str, ...],
-    tiles: tuple[str, ...],
-    network: str,
-    work: Callable[[Dims, Float[Array, " kernel"]], Work],
-    features: Callable[[Dims, Float[Array, " kernel"]], Float[Array, "kernel _feature"]],
-    graphed: bool,
-) -> Family:
     return Family(
         name=name,
         ops=ops,
         dims=DIMS,
-        tiles=tiles,
+        tiles=tuple(f"{size} rows" if by_rows else str(size) for size in menu),
         matrix=False,
-        network=network,
+        network=name if by_rows or graphed else "elementwise",
         work=work,
-        features=features,
+        features=_reduction_features if by_rows else _stream_features,
         tensor_core=graphed,
         generations="tensor" if graphed else "blas",
     )
@@ -211,22 +193,23 @@ def _aligned_row(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Float[Ar
 
 
 ELEMENTWISE_OPS: tuple[str, ...] = (*BINARY_OPS, *UNARY_OPS, "pointwise")
-ELEMENTWISE = _by_elements("elementwise", ELEMENTWISE_OPS)
+ELEMENTWISE = _family("elementwise", ELEMENTWISE_OPS)
 STRIDED_OPS: tuple[str, ...] = ("add_permuted", "pointwise_permuted", "copy_permuted")
-STRIDED = replace(_by_elements("strided", STRIDED_OPS), dims=STRIDED_DIMS)
+STRIDED = replace(_family("strided", STRIDED_OPS), dims=STRIDED_DIMS)
 """Elementwise kernels with an operand in another order than the rest, as a permuted view leaves it."""
-SOFTMAX = _by_rows("softmax", ("softmax", "softmax_backward"), _softmax_passes)
-NORM = _by_rows(
+SOFTMAX = _family("softmax", ("softmax", "softmax_backward"), _softmax_passes, by_rows=True)
+NORM = _family(
     "norm",
     (
         *("layernorm", "layernorm_backward", "layernorm_weight_gradient"),
         *("batchnorm_channels", "batchnorm_channels_backward", "groupnorm", "groupnorm_backward"),
     ),
     _norm_passes,
+    by_rows=True,
 )
 """Layer norms; group norms, a block of threads a group of an image; batch norms where the pixels of a channel lie
 together, a block a channel. Their reads are those of one pass."""
-MEMORY = _by_elements(
+MEMORY = _family(
     "memory",
     (
         "embedding",
@@ -249,13 +232,13 @@ MEMORY = _by_elements(
     ),
 )
 
-COUNTED = replace(_by_elements("counted", ("fft", "unmodelled")), dims=(*DIMS, "flop"), work=_counted_work)
+COUNTED = replace(_family("counted", ("fft", "unmodelled")), dims=(*DIMS, "flop"), work=_counted_work)
 """Operators known by their FLOP and bytes alone, on the vector path: FFTs, and unmodelled ones whose FLOP a textbook
 counts (factorisations, products in a dtype without a rate)."""
 
-STREAM = _by_elements("stream", ("quantize", "pointwise", "add", "gelu", "embedding"), graphed=True)
+STREAM = _family("stream", ("quantize", "pointwise", "add", "gelu", "embedding"), graphed=True)
 """Elementwise kernels of serving frameworks, inside CUDA graphs; fitted to the quantization of activations."""
-REDUCTION = _by_rows("reduction", ("quantize_rows", "layernorm", "softmax"), graphed=True)
+REDUCTION = _family("reduction", ("quantize_rows", "layernorm", "softmax"), by_rows=True, graphed=True)
 """Their row reductions, likewise; fitted to quantization with a scale for each row."""
 WINDOW_OPS: tuple[str, ...] = (
     *("depthwise_conv", "depthwise_conv_data_gradient", "depthwise_conv_weight_gradient"),

@@ -182,6 +182,7 @@ def batch_from_columns(
 
     options = {name: dims.get(name, np.full(rows, usual)) for name, usual in family.options}
     sizes = {**{name: dims[name] for name in family.dims}, **options}
+    # Padding has sizes of 1: features take logarithms, and a NaN would reach every gradient.
     return KernelBatch(
         dims={name: pad(size, 1.0, np.float32) for name, size in sizes.items()},
         op=pad(np.array([index[name] for name in names], np.int32), 0, np.int32),
@@ -305,6 +306,7 @@ def distinct(table: KernelTable) -> KernelTable:
     Nodes are forgotten, and phases and operators where the host takes no time (all 0), so only totals make sense.
     Tables no longer share a program, which pays from some hundred machines on.
     """
+    # Families have other dims, so equal kernels are looked for in each by itself.
     families, start, kept = {}, 0, table.launched == "eager"
     for name, batch in table.families.items():
         real = np.asarray(batch.count) > 0

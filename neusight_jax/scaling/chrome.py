@@ -535,8 +535,8 @@ def _attention(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...
         return ()
     tokens, heads = (1, 2) if tokens_first else (2, 1)
     query, key, _ = operands
-    sizes = query[0], query[tokens], key[tokens], query[heads], key[heads], query[3]
-    return (fused_attention(*sizes, "", causal=True)[0],)
+    sizes = {"heads": query[heads], "kv_heads": key[heads], "head_size": query[3]}
+    return (fused_attention(query[tokens], key[tokens], "", repeat=query[0], **sizes)[0],)
 
 
 def _product(op: str, tensors: Sequence[tuple[int, ...]]) -> tuple[Kernel, ...]:

@@ -76,7 +76,7 @@ def lora_of(part: Config, model_type: str, products: Iterable[str]) -> Lora:
 
 
 def adapter_kernels(
-    rows: int, features: int, width: int, rank: int, dtype: str, stream: str
+    rows: int, features: int, width: int, rank: int, dtype: str, graphed: bool
 ) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
     """Kernels of an adapter of a product, by phase.
 
@@ -84,11 +84,14 @@ def adapter_kernels(
     activations. Both matrices have gradients.
 
     Args:
-      rows, features, width: as of `Step.linear`; dtype: of activations; stream: family of what moves memory.
+      rows, features, width: as of `Step.linear`.
+      rank: width between both matrices.
+      dtype: of activations.
+      graphed: as of `kernel.rowwise`.
     """
 
     def added(cols: int, passes: float) -> Kernel:
-        return rowwise(stream, "pointwise", rows, cols, passes, passes / 2.0 + 0.5, dtype)
+        return rowwise("pointwise", rows, cols, passes, passes / 2.0 + 0.5, dtype, graphed=graphed)
 
     down, up = (rank, width), (features, rank)
     forward = [matrix_product(1, rows, *size, dtype) for size in (down, up)]

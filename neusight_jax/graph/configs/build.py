@@ -18,7 +18,6 @@ from neusight_jax.graph.configs.config import (
     class_notes,
     language_config,
     load_model_config,
-    missing_layer,
     positions_of,
     read_config,
     shown,
@@ -45,6 +44,7 @@ from neusight_jax.graph.optimizers import with_states
 from neusight_jax.graph.quantization.gguf import mixture_of, mixture_types
 from neusight_jax.graph.quantization.quantization import QUANTIZED, Quantization, has_quantization, read_quantization
 from neusight_jax.graph.quantization.scheme import stored_as
+from neusight_jax.tables import table
 from neusight_jax.units import GIB
 
 # Recorders of models by `model_type`: eager PyTorch models, and those that run with fused kernels.
@@ -79,7 +79,7 @@ def model_type(config: Config, supported: Mapping[str, Any] | None = None) -> st
         )
     if isinstance(kind, str) and kind in names:
         return kind
-    missing = missing_layer(kind) if isinstance(kind, str) else None
+    missing = table("graph.configs", "model_types")["missing"].get(str(kind))
     if missing is not None and supported is None:
         raise InputError(f"{config.name}: model_type {kind!r} is not supported: it has {missing}, not written here")
     near = difflib.get_close_matches(str(kind)[:60].lower(), names, n=3, cutoff=0.6)
@@ -157,17 +157,6 @@ def longest_of(config: Config) -> int | None:
     else:
         ARCHITECTURES[kind](Tape(False, "fp32"), probe, 1, 1)
     return probe.longest
-
-
-def _tape(
-    config: Config, batch_size: int, sequence_length: Lengths, mode: str, dtype: str, attention: str | None = None
-) -> Tape:
-    batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
-    if mode not in MODES:
-        raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-    tape = Tape(mode == "training", dtype, attention)
-    ARCHITECTURES[model_type(config, ARCHITECTURES)](tape, config, batch, sequence)
-    return tape
 
 
 def is_eager(model: str) -> bool:
@@ -260,15 +249,24 @@ def graph_from_config(
         if engine == LLAMA_CPP:
             graph = as_llama_cpp(graph)
         elif execution == "eager":
-            graph = _eager_step(parsed, kind, graph, attention)
+            if mode == "training" and graph.dtype in NARROW:
+                raise InputError(
+                    f"{parsed.name}: PyTorch by itself trains in 16 bits or wider, not {graph.dtype}; leave execution "
+                    "out, for the kernels of a training framework"
+                )
+            graph = as_eager(graph, kind, attention=attention)
         return with_states(graph, optimizer, gradient_dtype)
     if execution == "engine":
         raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
     split = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
     split = {name: devices for name, devices in split.items() if devices != 1}
     _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora, **split})
-    tape = _tape(parsed, batch_size, sequence_length, mode, dtype, attention)
-    graph = eager_graph(parsed, tape, int(batch_size), whole("sequence_length", sequence_length), fused=bool(fused))
+    batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
+    tape = Tape(mode == "training", dtype, attention)
+    ARCHITECTURES[kind](tape, parsed, batch, sequence)
+    graph = eager_graph(parsed, tape, batch, sequence, fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
     graph = replace(graph, launched="eager" if trained or execution == "eager" else "host")
     return with_states(graph, optimizer, gradient_dtype)
@@ -308,16 +306,6 @@ def _engine(
     if dtype is None and not in_file:
         notes.append(f"dtype fp16 assumed: {LLAMA_CPP}'s beside packed weights")
     return LLAMA_CPP, dtype or "fp16", notes
-
-
-def _eager_step(config: Config, kind: str, graph: Graph, attention: str | None) -> Graph:
-    """A step of a decoder or ViT as PyTorch launches it; `InputError` for training in eight or four bits."""
-    if graph.mode == "training" and graph.dtype in NARROW:
-        raise InputError(
-            f"{config.name}: PyTorch by itself trains in 16 bits or wider, not {graph.dtype}; leave execution out, for "
-            "the kernels of a training framework"
-        )
-    return as_eager(graph, kind, attention=attention)
 
 
 def _stored_dtype(config: Config) -> str | None:

@@ -102,6 +102,10 @@ class Config:
         defaults: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
         origin: Keys | None = None,
+        *,
+        catalog: bool = False,
+        stored_bytes: float | None = None,
+        shape: ModelShape | None = None,
     ) -> None:
         self.name = name
         self.values: Keys = keys_of(values)
@@ -109,20 +113,23 @@ class Config:
         self.assumed: dict[str, Any] = {}
         self.notes = list(notes)
         self.origin = self.values if origin is None else origin
-        self.catalog = False
-        self.stored_bytes: float | None = None
-        self.shape: ModelShape | None = None
+        self.catalog, self.stored_bytes, self.shape = catalog, stored_bytes, shape
         self.longest: int | None = None
 
     def like(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
     ) -> Config:
         """The same config with other values, defaults (None = the same), and further notes."""
-        other = Config(
-            self.name, values, self.defaults if defaults is None else defaults, (*self.notes, *notes), self.origin
+        return Config(
+            self.name,
+            values,
+            self.defaults if defaults is None else defaults,
+            (*self.notes, *notes),
+            self.origin,
+            catalog=self.catalog,
+            stored_bytes=self.stored_bytes,
+            shape=self.shape,
         )
-        other.catalog, other.stored_bytes, other.shape = self.catalog, self.stored_bytes, self.shape
-        return other
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key, _MISSING)
@@ -205,7 +212,8 @@ class Config:
         if value is None:
             return None
         extra = self.count(self.first("num_nextn_predict_layers", "num_mtp_layers"), 0)
-        if isinstance(value, str) or (_letters(value) and not set(value) <= set(choices)):
+        letters = isinstance(value, list) and all(isinstance(entry, str) and len(entry) == 1 for entry in value)
+        if isinstance(value, str) or (letters and value and not set(value) <= set(choices)):
             return self._spelled(key, "".join(value), layers, extra, choices)
         if not isinstance(value, list | tuple):
             raise InputError(f"{self.name}: {key} is {shown(value)}, expected a list with an entry for each layer")
@@ -301,12 +309,6 @@ class Config:
         return limit
 
 
-def _letters(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(entry, str) and len(entry) == 1 for entry in value)
-    )
-
-
 def _real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -335,11 +337,10 @@ def read_config(config: str | Path | Mapping[str, Any] | Config) -> Config:
             f"config is {type(config).__name__}, expected a model name, a path to a JSON file or a mapping"
         )
     path = Path(config)
+    # A name of the catalog goes before a file called so, which `./name` still means.
     place = path.exists() or path.is_absolute() or str(config).startswith((".", "~")) or path.suffix in (".json", GGUF)
     if isinstance(config, str) and (config.lower() in model_names() or not place):
-        model = Config(config, load_model_config(config))
-        model.catalog = True
-        return model
+        return Config(config, load_model_config(config), catalog=True)
     return _read_files(path)
 
 
@@ -371,9 +372,8 @@ def _read_files(path: Path) -> Config:
     if path.suffix == GGUF:
         if not path.is_file():
             raise InputError(f"{path}: no such file; expected a GGUF file, or a model name (`neusight-jax models`)")
-        packed = Config(path.stem, gguf.config_values(path))
-        packed.stored_bytes = float(sum(part.stat().st_size for part in gguf.parts_of(path)))
-        return packed
+        stored_bytes = float(sum(part.stat().st_size for part in gguf.parts_of(path)))
+        return Config(path.stem, gguf.config_values(path), stored_bytes=stored_bytes)
     if not path.is_dir():
         return _beside(path.parent, path.stem, path.name, _json_object(path, "a config.json"))
     name = path.resolve().name or "model"
@@ -399,9 +399,8 @@ def _with_adapters(path: Path, name: str, adapters: dict[str, Any]) -> Config:
     base = read_config(model if local is None else local)
     if "adapter_config" in base.values and not base.catalog:
         raise InputError(f"{path}: the model its adapters are of, {shown(model)}, has adapters too; expected none")
-    adapted = Config(name, {**base.values, "adapter_config": adapters}, notes=[*base.notes, f"adapters of {base.name}"])
-    adapted.catalog, adapted.stored_bytes = base.catalog, base.stored_bytes
-    return adapted
+    values, notes = {**base.values, "adapter_config": adapters}, (*base.notes, f"adapters of {base.name}")
+    return Config(name, values, notes=notes, catalog=base.catalog, stored_bytes=base.stored_bytes)
 
 
 def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Config:
@@ -424,9 +423,7 @@ def _beside(folder: Path, name: str, file: str, values: dict[str, Any]) -> Confi
             re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)?$", "Model", name, count=1) for name in classes
         ]
         notes.append(f"{SENTENCES} beside the config: an embedding model, without head")
-    config = Config(name, values, notes=notes)
-    config.stored_bytes = _stored_bytes(folder) if file == "config.json" else None
-    return config
+    return Config(name, values, notes=notes, stored_bytes=_stored_bytes(folder) if file == "config.json" else None)
 
 
 def _stored_bytes(folder: Path) -> float | None:
@@ -499,6 +496,7 @@ def language_config(config: Config) -> Config:
         values = Keys({**values, "model_type": _text_type(kind, values, inside)}, values)
     name = values.get("model_type")
     defaults = dict(table("graph.configs", "model_types")["defaults"].get(name, {})) if isinstance(name, str) else {}
+    # A bare config without a size is a mistake; a part of a larger one has those of its class.
     if not inside:
         defaults = {key: value for key, value in defaults.items() if key not in OWN_SIZES}
     return config.like(values, defaults, notes)
@@ -523,12 +521,6 @@ def _text_type(outer: str, values: Mapping[str, Any], inside: bool) -> Any:
     # A multimodal type whose language part says no type, or whose sizes stand beside its vision_config.
     kind = tables["wrappers"].get(kind, kind)
     return tables["renames"].get(kind, kind)
-
-
-def missing_layer(kind: str) -> str | None:
-    """The layer that keeps a known `model_type` from being written; None for one that is not known."""
-    layer = table("graph.configs", "model_types")["missing"].get(kind)
-    return None if layer is None else str(layer)
 
 
 # Positions of a decoder: what its config says, stretched as its rotary embedding is scaled.

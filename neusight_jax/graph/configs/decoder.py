@@ -118,10 +118,10 @@ def _head(step: Step, model: Decoder, tensor_parallel: int) -> None:
     tied = "head" in model.shared or (model.tied and (step.shard is None or step.shard.embeds))
     step.linear("head", rows, vocabulary, model.hidden, dtype=dtype, tied=tied, bias=bias)
     if step.serving:
-        step.stream("sampling", "reduction", "softmax", rows, vocabulary, 1, 1)
+        step.stream("sampling", "softmax", rows, vocabulary, 1, 1)
     elif step.shard is not None:
         # Logits widened to fp32 and reduced, then their gradient written in the dtype they came in.
-        step.stream("loss", "reduction", "softmax", rows, vocabulary, 3, 2, saved_bytes=4.0 * rows * vocabulary)
+        step.stream("loss", "softmax", rows, vocabulary, 3, 2, saved_bytes=4.0 * rows * vocabulary)
 
 
 def _part(size: Any, devices: int) -> Any:
@@ -134,7 +134,7 @@ def _outputs(step: Step, model: Decoder, widths: tuple[int, ...]) -> None:
     tokens, width = step.requests.tokens, model.hidden
     for at, features in enumerate(widths):
         if at:
-            step.stream("score.activation", "stream", "pointwise", tokens, width, 1, 1, grad=1.5)
+            step.stream("score.activation", "pointwise", tokens, width, 1, 1, grad=1.5)
         name, dtype = f"score.{at}" if len(widths) > 1 else "score", step.precision.activations
         step.linear(name, tokens, features, width, dtype=dtype, bias=features * model.head_bias)
         width = features
@@ -163,6 +163,7 @@ def _section_names(layers: list[Layer]) -> dict[Layer, str]:
     for layer in layers:
         words = ["layer", *_words(layer, len(layers) > 1)]
         name, again = "_".join(words), 2
+        # Kinds of layers may differ in sizes alone, which the words do not tell.
         while name in names.values():
             name, again = f"{'_'.join(words)}_{again}", again + 1
         names[layer] = name
@@ -218,12 +219,12 @@ def _before(step: Step, name: str, model: Decoder) -> None:
     if model.residual_block:
         # A token attends to the sums of the blocks before it: half of them on average, and its own.
         seen = 1.0 + model.depth / model.residual_block / 2.0
-        step.stream(f"{name}_residuals", "stream", "pointwise", step.requests.tokens, model.hidden, seen, 1)
+        step.stream(f"{name}_residuals", "pointwise", step.requests.tokens, model.hidden, seen, 1)
     if streams > 1:
         _collapse(step, f"{name}_streams", model, streams * (streams + 2))
         step.weight(streams * (streams + 2) + 3)
         mixed = f"{name}_streams_mix"
-        step.stream(mixed, "stream", "pointwise", step.requests.tokens, model.hidden, streams + 1, streams)
+        step.stream(mixed, "pointwise", step.requests.tokens, model.hidden, streams + 1, streams)
     _norm(step, f"{name}_norm", model, residual=True)
 
 
@@ -231,7 +232,7 @@ def _collapse(step: Step, name: str, model: Decoder, features: int) -> None:
     """Weights of the residual streams made from all of them, and the streams summed to one."""
     tokens, wide = step.requests.tokens, model.streams * model.hidden
     step.linear(name, tokens, features, wide, dtype=step.precision.activations)
-    step.stream(f"{name}_sum", "stream", "pointwise", tokens, model.hidden, model.streams, 1)
+    step.stream(f"{name}_sum", "pointwise", tokens, model.hidden, model.streams, 1)
 
 
 def _norm(step: Step, name: str, model: Decoder, *, residual: bool = False) -> None:
@@ -247,7 +248,7 @@ def _layer_embedding(step: Step, model: Decoder, vocabulary: int) -> None:
         return
     tokens, wide = step.requests.tokens, model.depth * model.layer_inputs
     step.weight(float(vocabulary) * wide)
-    step.stream("layer_embedding", "stream", "embedding", tokens, wide, 1, 1)
+    step.stream("layer_embedding", "embedding", tokens, wide, 1, 1)
     step.linear("layer_projection", tokens, wide, model.hidden)
     step.norm("layer_projection_norm", tokens * model.depth, model.layer_inputs)
 
@@ -256,7 +257,7 @@ def _layer_input(step: Step, model: Decoder) -> None:
     """The layer's own embedding: gated by the token, projected to the model's width, normed."""
     tokens, width = step.requests.tokens, model.layer_inputs
     step.linear("layer_input.gate", tokens, width, model.hidden)
-    step.stream("layer_input.activation", "stream", "pointwise", tokens, width, 2, 1)
+    step.stream("layer_input.activation", "pointwise", tokens, width, 2, 1)
     step.linear("layer_input.up", tokens, model.hidden, width)
     step.norm("layer_input.norm", tokens, model.hidden, residual=True)
 
@@ -277,7 +278,7 @@ def record_vit(step: Step, config: Config, *split: int) -> None:
     side = config.size("image_size", 224) // patch
     config.limit_sequence(max(step.requests.queries), "image_size", positions=side * side + 1)
     step.linear("patch_embedding", tokens, hidden, patch * patch * channels, bias=hidden * (side * side + 3))
-    step.stream("position_embedding", "stream", "add", tokens, hidden, 2, 1)
+    step.stream("position_embedding", "add", tokens, hidden, 2, 1)
     with step.section("layer", config.size("num_hidden_layers")):
         step.norm("attention_norm", tokens, hidden, residual=True)
         step.linear(
@@ -288,7 +289,7 @@ def record_vit(step: Step, config: Config, *split: int) -> None:
         step.summed()
         step.norm("mlp_norm", tokens, hidden, residual=True)
         step.linear("mlp.up", tokens, inner, hidden)
-        step.stream("mlp.activation", "stream", "gelu", tokens, inner, 1, 1, grad=1.5)
+        step.stream("mlp.activation", "gelu", tokens, inner, 1, 1, grad=1.5)
         step.linear("mlp.down", tokens, hidden, inner)
         step.summed()
     step.norm("norm", tokens, hidden, residual=True)

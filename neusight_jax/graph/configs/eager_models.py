@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from typing import Any
 
 from neusight_jax.graph.configs.classes import SCORES, eager_kind, outputs
 from neusight_jax.graph.configs.config import Config
@@ -177,8 +178,8 @@ class Respelled(Config):
             "no_rope_layers": [0] * layers,
             **{key: eager.values.get(key) for key in ("architectures", "num_labels", "id2label")},
         }
-        super().__init__(eager.name, values, notes=eager.notes, origin=eager.origin)
-        self.catalog, self.stored_bytes = eager.catalog, eager.stored_bytes
+        kept: dict[str, Any] = {name: getattr(eager, name) for name in ("notes", "origin", "catalog", "stored_bytes")}
+        super().__init__(eager.name, values, **kept)
         self.eager = eager
 
 
@@ -227,12 +228,13 @@ def record_gpt2(tape: Tape, config: Config, batch: int, sequence: int, shard: Sh
         residual = x
         qkv = tape.linear("attention.qkv", gathered(tape.norm("norm_1", x)), 3 * split)
         # Gradients of q, k and v: each copied out of its heads, then joined.
-        parts = [stream("memory", "copy", (batch, sequence, split), 1, 1, 3), stream("memory", "copy", qkv.shape, 1, 1)]
+        parts = [stream("copy", (batch, sequence, split), 1, 1, 3), stream("copy", qkv.shape, 1, 1)]
         tape.views("attention.split", parts)
         query = Tensor(qkv.name, (batch, num_heads, sequence, split // num_heads))
+        # Ranks that split a sequence gather its keys and values: queries of each see all of it.
         seen = Tensor(qkv.name, (batch, num_heads, sequence * part.context, split // num_heads))
         if tape.fused_attention:
-            context = tape.attention("attention.fused", query, seen, seen, causal=True)
+            context = tape.attention(query, seen, seen, causal=True)
         else:
             masked = partial(_masked, tape, config)
             context = unfused_attention(tape, "attention.", query, seen, seen, masked, attn_drop)
@@ -262,8 +264,8 @@ def _masked(tape: Tape, config: Config, scores: Tensor) -> Tensor:
         "where",
         [scores, mask],
         scores.shape,
-        [stream("memory", "where", scores.shape, 1 + share, 1)],
-        [stream("memory", "where", scores.shape, 1 + share, 1)],
+        [stream("where", scores.shape, 1 + share, 1)],
+        [stream("where", scores.shape, 1 + share, 1)],
         fuse="pointwise",
     )
 
@@ -308,6 +310,7 @@ def record_opt(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         context = _opt_attention(tape, source, mask, num_heads, attn_drop, gradients, bias)
         x = _attended(tape, context, residual, drop, bias=bias)
         tape.gradient_sum("residual_gradient_sum", residual, 2)
+        # OPT flattens tokens to rows before its feed-forward block.
         x = middle = x.view(batch * sequence, hidden)
         if not before:
             x = middle = tape.norm("attention.norm", x)
@@ -341,7 +344,7 @@ def _opt_attention(
     )
     tape.gradient_sum(gradients, source, 3)
     if tape.fused_attention:
-        return tape.attention("attention.fused", query, key, value, causal=True)
+        return tape.attention(query, key, value, causal=True)
     scores = tape.matmul("attention.scores", query, keys(key))
     scores = tape.binary("attention.mask", "add", scores, mask, reread=True)  # by every head
     # Softmax and the second product see (batch·heads, sequence, sequence).
@@ -361,12 +364,12 @@ def _maximum(tape: Tape, scores: Tensor) -> Tensor:
     bits = tape.mask_share
     tape.small("attention.lowest", "fill", (1, 1), 0)
     backward = [
-        stream("memory", "where", scores.shape, 1, bits, 2),  # equal to the other operand? below it?
-        stream("elementwise", "divu", scores.shape, 1, 1),
-        stream("memory", "where", scores.shape, 2 + bits, 1),
-        stream("memory", "where", scores.shape, 1 + bits, 1),
+        stream("where", scores.shape, 1, bits, 2),  # equal to the other operand? below it?
+        stream("divu", scores.shape, 1, 1),
+        stream("where", scores.shape, 2 + bits, 1),
+        stream("where", scores.shape, 1 + bits, 1),
     ]
-    forward = [stream("memory", "max", scores.shape, 1, 1)]
+    forward = [stream("max", scores.shape, 1, 1)]
     return tape.emit("attention.max", "max", [scores], scores.shape, forward, backward, fuse="pointwise")
 
 
@@ -427,9 +430,12 @@ def record_bert(tape: Tape, config: Config, batch: int, sequence: int) -> None:
             for part in ("query", "key", "value")
         )
         if tape.fused_attention:
-            context = tape.attention("attention.fused", query, key, value, causal=False)
+            context = tape.attention(query, key, value, causal=False)
         else:
-            masked = partial(_bert_masked, tape, mask)
+
+            def masked(scores: Tensor) -> Tensor:
+                return tape.binary("attention.mask", "add", tape.unary("attention.scale", "divu", scores), mask)
+
             context = unfused_attention(tape, "attention.", query, key, value, masked, attn_drop)
         middle = tape.norm("attention.norm", _attended(tape, context, source, drop))
         x = _feed_forward(tape, middle, middle, inner, act, drop)
@@ -438,15 +444,7 @@ def record_bert(tape: Tape, config: Config, batch: int, sequence: int) -> None:
         tape.gradient_sum("mlp.gradient_sum", middle, 2)
 
     config.values.settle("tie_word_embeddings")  # of the head of training alone
-    if roberta:
-        _roberta_head(tape, config, x, act, drop)
-    else:
-        _bert_head(tape, config, x, act, drop)
-
-
-def _bert_masked(tape: Tape, mask: Tensor, scores: Tensor) -> Tensor:
-    """Scores scaled, with the mask of padding."""
-    return tape.binary("attention.mask", "add", tape.unary("attention.scale", "divu", scores), mask)
+    _head(tape, config, x, act, drop)
 
 
 def _embeddings(tape: Tape, config: Config, batch: int, sequence: int, drop: float) -> Tensor:
@@ -466,32 +464,27 @@ def _embeddings(tape: Tape, config: Config, batch: int, sequence: int, drop: flo
     return tape.dropout("embedding_dropout", x, drop)
 
 
-def _first_token(tape: Tape, name: str, x: Tensor) -> Tensor:
+def _first_token(tape: Tape, x: Tensor) -> Tensor:
     batch, _, hidden = x.shape
-    backward = [stream("memory", "fill", x.shape, 0, 1), stream("memory", "copy", (batch, hidden), 1, 1)]
-    tape.views(name, backward)
+    tape.views("first_token", [stream("fill", x.shape, 0, 1), stream("copy", (batch, hidden), 1, 1)])
     return Tensor(x.name, (batch, hidden))
 
 
-def _kind(tape: Tape, config: Config) -> str:
-    """The kind of head: in training the language model's, and else labels of the sequence, unless a class says it."""
+def _head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> None:
+    """The head that a class says; else in training the language model's, and in inference labels of the sequence."""
     usual = ("masked vocabulary", "vocabulary") if tape.training else ("sequence labels",)
-    return eager_kind(config, *usual, "sequence labels", "token labels", "answer span", "none")
+    kind = eager_kind(config, *usual, "sequence labels", "token labels", "answer span", "none")
+    if kind in ("token labels", "answer span"):
+        tape.linear("classifier", tape.dropout("classifier_dropout", x, drop), outputs(config, kind))
+    elif config.values.get("model_type") == "roberta":
+        _roberta_head(tape, config, x, kind, drop)
+    else:
+        _bert_head(tape, config, x, kind, act, drop)
 
 
-def _token_outputs(tape: Tape, config: Config, x: Tensor, kind: str, drop: float) -> bool:
-    """Write the head of a class that scores tokens; whether it is one."""
-    if kind not in ("token labels", "answer span"):
-        return False
-    tape.linear("classifier", tape.dropout("classifier_dropout", x, drop), outputs(config, kind))
-    return True
-
-
-def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> None:
-    hidden, kind = x.shape[-1], _kind(tape, config)
-    if _token_outputs(tape, config, x, kind, drop):
-        return
-    first = tape.linear("pooler", _first_token(tape, "first_token", x), hidden)
+def _bert_head(tape: Tape, config: Config, x: Tensor, kind: str, act: str, drop: float) -> None:
+    hidden = x.shape[-1]
+    first = tape.linear("pooler", _first_token(tape, x), hidden)
     first = tape.unary("pooler.activation", "tanh", first)
     if kind == "sequence labels":
         tape.linear("classifier", tape.dropout("classifier_dropout", first, drop), config.labels())
@@ -504,16 +497,14 @@ def _bert_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> 
     tape.linear("next_sentence", first, 2)
 
 
-def _roberta_head(tape: Tape, config: Config, x: Tensor, act: str, drop: float) -> None:
-    hidden, kind = x.shape[-1], _kind(tape, config)
-    if _token_outputs(tape, config, x, kind, drop):
-        return
+def _roberta_head(tape: Tape, config: Config, x: Tensor, kind: str, drop: float) -> None:
+    hidden = x.shape[-1]
     if kind not in ("sequence labels", "none"):
         y = activation(tape, "head.activation", tape.linear("head.transform", x, hidden), "gelu")
         tied = config.flag("tie_word_embeddings", True)
         tape.linear("head.decoder", tape.norm("head.norm", y), config.size("vocab_size"), tied=tied)
         return
-    first = tape.linear("classifier.dense", _first_token(tape, "first_token", x), hidden)
+    first = tape.linear("classifier.dense", _first_token(tape, x), hidden)
     first = tape.unary("classifier.activation", "tanh", first)
     if kind == "sequence labels":
         tape.linear("classifier.output", first, config.labels())

@@ -11,9 +11,9 @@ llama-cpp-python 0.3.36; `n_ubatch` of its common.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 from neusight_jax.arithmetic import dtype_bytes
 from neusight_jax.graph.graph import Graph, Node
@@ -61,17 +61,8 @@ class _Heads:
         return self.heads * self.size, shared, shared
 
 
-class _Written(NamedTuple):
-    """Kernels of a node as they are launched, and what it keeps for its gradients beside what it kept, bytes."""
-
-    forward: list[Kernel]
-    backward: list[Kernel]
-    weight_gradient: list[Kernel]
-    saved_bytes: float = 0.0
-
-
-_Rule = Callable[[Node, "_Heads | None"], "list[Kernel] | _Written"]
-"""What a node launches; without gradients the kernels of the forward pass alone."""
+_Rule = Callable[[Node, "_Heads | None"], Node]
+"""A node with the kernels it launches, of all phases of a training step; sizes of its section's attention, if any."""
 
 
 def as_eager(graph: Graph, kind: str, *, attention: str | None) -> Graph:
@@ -114,27 +105,41 @@ def _launched(nodes: Sequence[Node], rules: Mapping[str, _Rule], phases: Sequenc
       rules: by name or operator.
       phases: that a node has: no gradients in a forward pass, and of weights none where they are frozen.
     """
-    sizes, changed = _sizes(nodes), []
+    sizes, launched = _sizes(nodes), []
+    # Rules write a whole training step: a forward pass launches no gradients and keeps nothing for them.
+    absent: dict[str, Any] = {phase: () for phase in PHASES[:3] if phase not in phases}
+    absent |= {"saved_bytes": 0.0} if "backward" in absent else {}
     for node in nodes:
         rule = rules.get(node.name.rpartition(".")[2]) or rules.get(node.op)
         if rule is not None:
-            node = _rewritten(node, rule(node, sizes.get(node.section)), phases)
+            node = replace(rule(node, sizes.get(node.section)), **absent)
         if node.forward and node.name not in LEFT_OUT:
-            changed.append(node)
-    return tuple(changed)
+            launched.append(node)
+    return tuple(launched)
 
 
-def _rewritten(node: Node, written: list[Kernel] | _Written, phases: Sequence[str]) -> Node:
-    """A node with the kernels of a rule in these phases; of a list of kernels its gradients stay."""
-    if isinstance(written, list):
-        return replace(node, forward=tuple(written))
-    trained, learned = "backward" in phases, "weight_gradient" in phases
+def _with_kernels(
+    node: Node,
+    forward: Iterable[Kernel],
+    backward: Iterable[Kernel],
+    weight_gradient: Iterable[Kernel] = (),
+    kept_bytes: float = 0.0,
+) -> Node:
+    """A node with other kernels in all phases.
+
+    Args:
+      node: of fused kernels.
+      forward: kernels of one execution.
+      backward: kernels of the gradient of the activations.
+      weight_gradient: kernels of the gradient of the weights.
+      kept_bytes: what it keeps for its gradients beside what it kept.
+    """
     return replace(
         node,
-        forward=tuple(written.forward),
-        backward=tuple(written.backward) if trained else (),
-        weight_gradient=tuple(written.weight_gradient) if learned else (),
-        saved_bytes=node.saved_bytes + written.saved_bytes * trained,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        weight_gradient=tuple(weight_gradient),
+        saved_bytes=node.saved_bytes + kept_bytes,
     )
 
 
@@ -157,6 +162,11 @@ def _columns(kernel: Kernel, widths: Sequence[float]) -> tuple[float, ...]:
     return tuple(widths) if abs(sum(widths) - columns) < 0.5 else (columns,)
 
 
+def _product(node: Node) -> Kernel:
+    """The first product of a node, before which another kernel may widen its weights."""
+    return next(kernel for kernel in node.forward if kernel.family == "linear")
+
+
 def _widening(dtype: str) -> float:
     """Bytes of an element in `WIDE` over those in its dtype."""
     return dtype_bytes(WIDE) / dtype_bytes(dtype)
@@ -165,165 +175,135 @@ def _widening(dtype: str) -> float:
 # PyTorch.
 
 
-def _projections(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
-    """Queries, keys and values by products of their own, where engines merge them into one."""
-    return list(node.forward) if heads is None else _split(node, heads.widths)
-
-
-def _halves(node: Node, _: _Heads | None) -> list[Kernel] | _Written:
-    """The gate and the up projection likewise."""
-    width = sum(kernel.dims["n"] for kernel in node.forward[:1])
-    return _split(node, (width / 2.0, width / 2.0))
-
-
-def _split(node: Node, widths: Sequence[float]) -> list[Kernel] | _Written:
+def _split(node: Node, widths: Sequence[float]) -> Node:
     """Products of so many columns in place of one of all of them; as it is where they are not its columns."""
     products = [kernel for kernel in node.forward if kernel.family == "linear"]
     if any(_columns(kernel, widths) != tuple(widths) for kernel in products):
-        return list(node.forward)
+        return node
     forward, backward, learned = ([item for item in phase if item.family != "linear"] for phase in node.phases[:3])
-    written = _Written(forward, backward, learned)
     for kernel in products:
         rows, inner, dtype = kernel.dims["m"], kernel.dims["k"], kernel.dtype
         for width in widths:
-            written.forward.append(replace(kernel, dims={**kernel.dims, "n": width}))
-            written.backward.append(matrix_product(1, rows, inner, width, dtype, kernel.count))
-            gradient = matrix_product(1, width, inner, rows, dtype, kernel.count, upright=False)
-            written.weight_gradient.append(gradient)
+            forward.append(replace(kernel, dims={**kernel.dims, "n": width}))
+            backward.append(matrix_product(1, rows, inner, width, dtype, kernel.count))
+            learned.append(matrix_product(1, width, inner, rows, dtype, kernel.count, upright=False))
         # What all of them read has a gradient from each.
-        sums = kernel.count * (len(widths) - 1.0)
-        written.backward.append(rowwise("elementwise", "add", rows, inner, 2.0, 1.0, dtype, sums))
-    return written
+        backward.append(rowwise("add", rows, inner, 2.0, 1.0, dtype, kernel.count * (len(widths) - 1.0)))
+    return _with_kernels(node, forward, backward, learned)
 
 
-def _turned(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
+def _turned(node: Node, heads: _Heads | None) -> Node:
     """Of queries and of keys: times cosines, halves turned (one negated, both joined), times sines, and the sum.
 
     Backwards each half is written into a tensor of zeros, and three gradients are added.
     """
     if heads is None:
-        return list(node.forward)
-    dtype, written = node.forward[0].dtype, _Written([], [], [])
+        return node
+    dtype = node.forward[0].dtype
+    forward: list[Kernel] = []
+    backward: list[Kernel] = []
+    # Queries and keys are turned one after the other (transformers, `apply_rotary_pos_emb`).
     for count in (heads.heads, heads.kv_heads):
         rows, cols = heads.requests * heads.queries * count, heads.size
-        scaled = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / count, 1.0, dtype, 2.0)
-        negated = rowwise("elementwise", "mulu", rows, cols / 2.0, 1.0, 1.0, dtype)
-        written.forward.extend(
-            [
-                scaled,
-                negated,
-                rowwise("memory", "copy", rows, cols, 1.0, 1.0, dtype),
-                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype),
-            ]
+        scaled = rowwise("mul", rows, cols, 1.0 + 1.0 / count, 1.0, dtype, 2.0)
+        negated = rowwise("mulu", rows, cols / 2.0, 1.0, 1.0, dtype)
+        forward += (
+            *(scaled, negated),
+            rowwise("copy", rows, cols, 1.0, 1.0, dtype),
+            rowwise("add", rows, cols, 2.0, 1.0, dtype),
         )
-        written.backward.extend(
-            [
-                scaled,
-                negated,
-                rowwise("memory", "fill", rows, cols, 0.0, 1.0, dtype, 2.0),
-                rowwise("memory", "copy", rows, cols / 2.0, 1.0, 1.0, dtype, 2.0),
-                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, dtype, 2.0),
-            ]
+        backward += (
+            *(scaled, negated),
+            rowwise("fill", rows, cols, 0.0, 1.0, dtype, 2.0),
+            rowwise("copy", rows, cols / 2.0, 1.0, 1.0, dtype, 2.0),
+            rowwise("add", rows, cols, 2.0, 1.0, dtype, 2.0),
         )
-    return written
+    return _with_kernels(node, forward, backward)
 
 
-def _layer_norm(node: Node, _: _Heads | None) -> _Written:
+def _layer_norm(node: Node, _: _Heads | None) -> Node:
     """The sum with the residual, then one kernel."""
-    written = _Written([], [], [])
-    for kernel in node.forward:
-        sizes, options = (kernel.dims["rows"], kernel.dims["cols"]), (kernel.dtype, kernel.count)
-        _add_residual(written, kernel)
-        written.forward.append(rowwise("norm", "layernorm", *sizes, 1.0, 1.0, *options))
-        written.backward.append(rowwise("norm", "layernorm_backward", *sizes, 2.0, 1.0, *options))
-        written.weight_gradient.append(
-            rowwise("norm", "layernorm_weight_gradient", *sizes, 2.0, 2.0 / sizes[0], *options)
-        )
-    return written
+    (norm,) = node.forward
+    rows, cols, dtype = norm.dims["rows"], norm.dims["cols"], norm.dtype
+    return _with_kernels(
+        node,
+        [*_residual_sum(norm), rowwise("layernorm", rows, cols, 1.0, 1.0, dtype)],
+        [*_residual_sum(norm), rowwise("layernorm_backward", rows, cols, 2.0, 1.0, dtype)],
+        [rowwise("layernorm_weight_gradient", rows, cols, 2.0, 2.0 / rows, dtype)],
+    )
 
 
-def _rms_norm(node: Node, _: _Heads | None) -> _Written:
+def _rms_norm(node: Node, _: _Heads | None) -> Node:
     """The sum with the residual, then the chain of a root-mean-square norm in fp32, and its gradient.
 
     It keeps the rows in fp32, and as they are before the weight.
     """
-    written, kept = _Written([], [], []), 0.0
-    for kernel in node.forward:
-        rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
-        weighted = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / rows, 1.0, dtype)
-        scaled = rowwise("elementwise", "mul", rows, cols, 1.0 + 1.0 / cols, 1.0, WIDE)
-        product = rowwise("elementwise", "mul", rows, cols, 2.0, 1.0, WIDE)
-        mean = rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / cols, WIDE)
-        power = rowwise("elementwise", "powu", rows, cols, 1.0, 1.0, WIDE)
-        _add_residual(written, kernel)
-        written.forward.extend(
-            [
-                *_copied(rows, cols, dtype, to=WIDE),
-                power,
-                mean,
-                rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 2.0),
-                scaled,
-                *_copied(rows, cols, dtype, to=dtype),
-                weighted,
-            ]
-        )
-        written.backward.extend(
-            [
-                weighted,
-                *_copied(rows, cols, dtype, to=WIDE),
-                *(scaled, product, mean),  # of the product with the root, by both
-                rowwise("elementwise", "addu", rows, 1.0, 1.0, 1.0, WIDE, 3.0),
-                rowwise("elementwise", "divu", rows, cols, 1.0 / cols, 1.0, WIDE),
-                *(power, rowwise("elementwise", "mulu", rows, cols, 1.0, 1.0, WIDE), product),  # of the square
-                rowwise("elementwise", "add", rows, cols, 2.0, 1.0, WIDE),
-                *_copied(rows, cols, dtype, to=dtype),
-            ]
-        )
-        written.weight_gradient.extend(
-            [
-                rowwise("elementwise", "mul", rows, cols, 2.0, 1.0, dtype),
-                rowwise("memory", "reduce", rows, cols, 1.0, 1.0 / rows, dtype),
-            ]
-        )
-        kept += rows * cols * (dtype_bytes(WIDE) + dtype_bytes(dtype))
-    return written._replace(saved_bytes=kept)
+    (norm,) = node.forward
+    rows, cols, dtype = norm.dims["rows"], norm.dims["cols"], norm.dtype
+    weighted = rowwise("mul", rows, cols, 1.0 + 1.0 / rows, 1.0, dtype)
+    scaled = rowwise("mul", rows, cols, 1.0 + 1.0 / cols, 1.0, WIDE)
+    product = rowwise("mul", rows, cols, 2.0, 1.0, WIDE)
+    mean = rowwise("reduce", rows, cols, 1.0, 1.0 / cols, WIDE)
+    power = rowwise("powu", rows, cols, 1.0, 1.0, WIDE)
+    forward = [
+        *_residual_sum(norm),
+        *_copied(rows, cols, dtype, to=WIDE),
+        power,
+        mean,
+        rowwise("addu", rows, 1.0, 1.0, 1.0, WIDE, 2.0),
+        scaled,
+        *_copied(rows, cols, dtype, to=dtype),
+        weighted,
+    ]
+    backward = [
+        *_residual_sum(norm),
+        weighted,
+        *_copied(rows, cols, dtype, to=WIDE),
+        *(scaled, product, mean),  # of the product with the root, by both
+        rowwise("addu", rows, 1.0, 1.0, 1.0, WIDE, 3.0),
+        rowwise("divu", rows, cols, 1.0 / cols, 1.0, WIDE),
+        *(power, rowwise("mulu", rows, cols, 1.0, 1.0, WIDE), product),  # of the square
+        rowwise("add", rows, cols, 2.0, 1.0, WIDE),
+        *_copied(rows, cols, dtype, to=dtype),
+    ]
+    learned = [
+        rowwise("mul", rows, cols, 2.0, 1.0, dtype),
+        rowwise("reduce", rows, cols, 1.0, 1.0 / rows, dtype),
+    ]
+    return _with_kernels(node, forward, backward, learned, rows * cols * (dtype_bytes(WIDE) + dtype_bytes(dtype)))
 
 
-def _add_residual(written: _Written, norm: Kernel) -> None:
-    """Write the sum that an engine's norm takes in, where it does; backwards that of the gradients of its result."""
-    if norm.dims["reads"] >= 2.0:
-        kernel = rowwise("elementwise", "add", norm.dims["rows"], norm.dims["cols"], 2.0, 1.0, norm.dtype, norm.count)
-        written.forward.append(kernel)
-        written.backward.append(kernel)
+def _residual_sum(norm: Kernel) -> list[Kernel]:
+    """The sum that an engine's norm takes in, where it does; backwards that of the gradients of its result."""
+    sizes = norm.dims["rows"], norm.dims["cols"]
+    return [rowwise("add", *sizes, 2.0, 1.0, norm.dtype)] if norm.dims["reads"] >= 2.0 else []
 
 
-def _activation(node: Node, _: _Heads | None) -> _Written:
+def _activation(node: Node, _: _Heads | None) -> Node:
     """A gated activation as the function and the product, which keeps both of its operands."""
-    written, kept = _Written([], [], []), 0.0
-    for kernel in node.forward:
-        sizes, options = (kernel.dims["rows"], kernel.dims["cols"]), (kernel.dtype, kernel.count)
-        written.forward.append(rowwise("elementwise", "gelu", *sizes, 1.0, 1.0, *options))
-        written.backward.append(rowwise("elementwise", "gelu", *sizes, 2.0, 1.0, *options))
-        if kernel.dims["reads"] >= 2.0:
-            product = rowwise("elementwise", "mul", *sizes, 2.0, 1.0, *options)
-            written.forward.append(product)
-            written.backward.extend([product, product])
-            kept += kernel.count * sizes[0] * sizes[1] * dtype_bytes(kernel.dtype)
-    return written._replace(saved_bytes=kept)
+    (kernel,) = node.forward
+    rows, cols, dtype = kernel.dims["rows"], kernel.dims["cols"], kernel.dtype
+    forward, backward = [rowwise("gelu", rows, cols, 1.0, 1.0, dtype)], [rowwise("gelu", rows, cols, 2.0, 1.0, dtype)]
+    if kernel.dims["reads"] < 2.0:
+        return _with_kernels(node, forward, backward)
+    product = rowwise("mul", rows, cols, 2.0, 1.0, dtype)
+    return _with_kernels(
+        node, [*forward, product], [*backward, product, product], kept_bytes=rows * cols * dtype_bytes(dtype)
+    )
 
 
-def _attention(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
+def _attention(node: Node, heads: _Heads | None) -> Node:
     """Keys and values repeated for every head, scores, their scale and mask, softmax in fp32, context, heads merged.
 
     It keeps the probabilities in fp32 and in the dtype of the products, and what it repeated.
     """
     if heads is None or node.forward[0].family not in ("prefill", "decode"):
-        return list(node.forward)
+        return node
     dtype, groups = node.forward[0].dtype, heads.heads / heads.kv_heads
     batch = round(heads.requests * heads.heads)
     rows, seen, size = batch * heads.queries, heads.context, heads.size
-    scale = rowwise("elementwise", "mulu", rows, seen, 1.0, 1.0, dtype)
-    merged = rowwise("memory", "copy", rows, size, 1.0, 1.0, dtype)
+    scale = rowwise("mulu", rows, seen, 1.0, 1.0, dtype)
+    merged = rowwise("copy", rows, size, 1.0, 1.0, dtype)
     forward = [
         matrix_product(batch, heads.queries, seen, size, dtype),
         scale,
@@ -336,24 +316,25 @@ def _attention(node: Node, heads: _Heads | None) -> list[Kernel] | _Written:
         matrix_product(batch, heads.queries, seen, size, dtype),
         matrix_product(batch, seen, size, heads.queries, dtype),
         *_copied(rows, seen, dtype, to=WIDE),
-        rowwise("elementwise", "mul", rows, seen, 2.0, 1.0, WIDE),
-        rowwise("softmax", "softmax_backward", rows, seen, 2.0, 1.0, WIDE),
+        rowwise("mul", rows, seen, 2.0, 1.0, WIDE),
+        rowwise("softmax_backward", rows, seen, 2.0, 1.0, WIDE),
         *_copied(rows, seen, dtype, to=dtype),
         scale,
         matrix_product(batch, heads.queries, size, seen, dtype),
         matrix_product(batch, seen, size, heads.queries, dtype),
     ]
     kept = rows * seen * (dtype_bytes(WIDE) + dtype_bytes(dtype))
+    # A mask is there only where a key is hidden, and is one for all heads.
     if node.forward[0].dims["pairs"] < heads.requests * heads.queries * seen:
-        forward.insert(2, rowwise("elementwise", "add", rows, seen, 1.0 + 1.0 / heads.heads, 1.0, dtype))
+        forward.insert(2, rowwise("add", rows, seen, 1.0 + 1.0 / heads.heads, 1.0, dtype))
     if groups > 1.0:
-        forward.insert(0, rowwise("memory", "copy", batch * seen, size, 1.0 / groups, 1.0, dtype, 2.0))
-        backward.append(rowwise("memory", "reduce", batch * seen, size, 1.0, 1.0 / groups, dtype, 2.0))
+        forward.insert(0, rowwise("copy", batch * seen, size, 1.0 / groups, 1.0, dtype, 2.0))
+        backward.append(rowwise("reduce", batch * seen, size, 1.0, 1.0 / groups, dtype, 2.0))
         kept += 2.0 * batch * seen * size * dtype_bytes(dtype)
     if heads.queries < seen:  # the cache is joined with the new keys and values
         of_cache = heads.requests * heads.kv_heads * seen
-        forward.insert(0, rowwise("memory", "copy", of_cache, size, 1.0, 1.0, dtype, 2.0))
-    return _Written(forward, backward, [], kept)
+        forward.insert(0, rowwise("copy", of_cache, size, 1.0, 1.0, dtype, 2.0))
+    return _with_kernels(node, forward, backward, kept_bytes=kept)
 
 
 def widened_softmax(rows: float, cols: float, dtype: str) -> list[Kernel]:
@@ -364,7 +345,7 @@ def widened_softmax(rows: float, cols: float, dtype: str) -> list[Kernel]:
       cols: scores of a row.
       dtype: that they come in.
     """
-    softmax = rowwise("softmax", "softmax", rows, cols, 1.0, 1.0, WIDE)
+    softmax = rowwise("softmax", rows, cols, 1.0, 1.0, WIDE)
     return [*_copied(rows, cols, dtype, to=WIDE), softmax, *_copied(rows, cols, dtype, to=dtype)]
 
 
@@ -372,35 +353,42 @@ def _copied(rows: float, cols: float, dtype: str, *, to: str) -> list[Kernel]:
     """A tensor of a dtype brought to `WIDE`, or back to its own; nothing where that is as wide."""
     wide = _widening(dtype)
     passes = (1.0, wide) if to == WIDE else (wide, 1.0)
-    return [rowwise("memory", "copy", rows, cols, *passes, dtype)] if wide > 1.0 else []
+    return [rowwise("copy", rows, cols, *passes, dtype)] if wide > 1.0 else []
 
 
 _EAGER: dict[str, _Rule] = {
-    **{"qkv": _projections, "gate_up": _halves, "rotary": _turned, "activation": _activation},
-    "attention": _attention,
+    # Engines merge these products into one; a framework launches each by itself.
+    "qkv": lambda node, heads: node if heads is None else _split(node, heads.widths),
+    "gate_up": lambda node, _: _split(node, (_product(node).dims["n"] / 2.0,) * 2),
+    **{"rotary": _turned, "activation": _activation, "attention": _attention},
 }
 
 
 # llama.cpp.
 
 
-def _products(node: Node, heads: _Heads | None) -> list[Kernel]:
+def _products(node: Node, heads: _Heads | None) -> Node:
     """A product for each matrix, of a batch of tokens at a time, and the packing of its activations."""
     last, kernels = node.name.rpartition(".")[2], []
     widths: tuple[float, ...] = ()
     if last == "qkv" and heads is not None:
         widths = heads.widths
-    elif last == "gate_up" and node.forward[0].dims["m"] > FEW_ROWS:  # one product of few rows
-        widths = (node.forward[0].dims["n"] / 2.0,) * 2
+    elif last == "gate_up" and _product(node).dims["m"] > FEW_ROWS:  # one product of few rows
+        widths = (_product(node).dims["n"] / 2.0,) * 2
+    # A node has a product for every way that its layers store the weight.
     for kernel in node.forward:
         if kernel.family != "linear":
             kernels.append(kernel)
             continue
         for width in _columns(kernel, widths):
             if UNPACK in kernel.dims:
-                kernels.append(_packing(kernel))
+                # Packed weights are multiplied by integers, so activations become such before each product.
+                dtype = (kernel.instead or kernel).dtype
+                sizes, packed = (kernel.dims["m"], kernel.dims["k"]), PACKED_BYTES / dtype_bytes(dtype)
+                count = kernel.count
+                kernels.append(rowwise("quantize", *sizes, _widening(dtype), packed, dtype, count, graphed=True))
             kernels.append(_in_batches(kernel, width))
-    return kernels
+    return replace(node, forward=tuple(kernels))
 
 
 def _in_batches(kernel: Kernel, width: float) -> Kernel:
@@ -412,43 +400,32 @@ def _in_batches(kernel: Kernel, width: float) -> Kernel:
     return replace(kernel, dims=dims, count=kernel.count * times, instead=instead)
 
 
-def _packing(kernel: Kernel) -> Kernel:
-    """The kernel that brings activations to eight-bit integers before a product."""
-    dtype = (kernel.instead or kernel).dtype
-    sizes, packed = (kernel.dims["m"], kernel.dims["k"]), PACKED_BYTES / dtype_bytes(dtype)
-    return rowwise("stream", "quantize", *sizes, _widening(dtype), packed, dtype, kernel.count)
-
-
-def _turned_and_kept(node: Node, heads: _Heads | None) -> list[Kernel]:
+def _turned_and_kept(node: Node, heads: _Heads | None) -> Node:
     """Queries and keys turned, keys and values written to the cache."""
     if heads is None:
-        return list(node.forward)
-    kernels = []
-    for kernel in node.forward:
-        wide, (query, key, value) = _widening(kernel.dtype), heads.widths
-        for cols, written in ((query, wide), (key, wide), (key, 1.0), (value, 1.0)):
-            dims = {**kernel.dims, "cols": cols, "reads": wide, "writes": written}
-            kernels.append(replace(kernel, dims=dims))
-    return kernels
+        return node
+    (kernel,), (query, key, value) = node.forward, heads.widths
+    wide = _widening(kernel.dtype)
+    passes = ((query, wide), (key, wide), (key, 1.0), (value, 1.0))
+    dims = ({**kernel.dims, "cols": cols, "reads": wide, "writes": written} for cols, written in passes)
+    return replace(node, forward=tuple(replace(kernel, dims=sizes) for sizes in dims))
 
 
-def _gated(node: Node, heads: _Heads | None) -> list[Kernel]:
+def _gated(node: Node, heads: _Heads | None) -> Node:
     """An activation; of few rows, the product before it has it."""
-    few = all(kernel.dims["rows"] <= FEW_ROWS for kernel in node.forward)
-    return [] if few else _streams(node, heads)
+    return replace(node, forward=()) if node.forward[0].dims["rows"] <= FEW_ROWS else _streams(node, heads)
 
 
-def _streams(node: Node, _: _Heads | None) -> list[Kernel]:
-    """Kernels over fp32 activations; the sum with the residual is one of its own before a norm."""
-    kernels = []
-    for kernel in node.forward:
-        wide, reads, writes = _widening(kernel.dtype), kernel.dims["reads"], kernel.dims["writes"]
-        if node.op == "layernorm" and reads >= 2.0:
-            dims = {**kernel.dims, "reads": 2 * wide, "writes": wide}
-            kernels.append(replace(kernel, family="stream", op="pointwise", dims=dims))
-            reads = writes = 1.0
-        kernels.append(replace(kernel, dims={**kernel.dims, "reads": reads * wide, "writes": writes * wide}))
-    return kernels
+def _streams(node: Node, _: _Heads | None) -> Node:
+    """A kernel over fp32 activations; the sum with the residual is one of its own before a norm."""
+    (kernel,), added = node.forward, []
+    wide, reads, writes = _widening(kernel.dtype), kernel.dims["reads"], kernel.dims["writes"]
+    if node.op == "layernorm" and reads >= 2.0:
+        dims = {**kernel.dims, "reads": 2 * wide, "writes": wide}
+        added = [replace(kernel, family="stream", op="pointwise", dims=dims)]
+        reads = writes = 1.0
+    kernel = replace(kernel, dims={**kernel.dims, "reads": reads * wide, "writes": writes * wide})
+    return replace(node, forward=(*added, kernel))
 
 
 _GGML: dict[str, _Rule] = {

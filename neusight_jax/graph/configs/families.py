@@ -54,7 +54,7 @@ TRAITS: dict[str, Traits] = {
 """Types that are a row of the table."""
 
 
-def said(config: Config, flag: bool | str) -> bool:
+def trait(config: Config, flag: bool | str) -> bool:
     """A trait that is always so, or as the key it names says."""
     return config.flag(flag, False) if isinstance(flag, str) else flag
 
@@ -95,7 +95,10 @@ def decoder(
     """A decoder with a mixer and a feed-forward block in each layer.
 
     Args:
-      tied: whether head and embedding are one where the config does not say; layer, options: of `Layer`, `Decoder`.
+      config: the sizes that all decoders have are read from it.
+      mixers, blocks: of every layer, None = it has none.
+      tied: whether head and embedding are one where the config does not say.
+      layer, options: of `Layer`, of `Decoder`.
     """
     return Decoder(
         hidden=config.size("hidden_size"),
@@ -114,8 +117,8 @@ def read_family(config: Config) -> Decoder:
     wants_norm = not traits.qk_norm_if or config.flag(traits.qk_norm_if, False)
     mixer = attention(
         config,
-        bias=said(config, traits.bias),
-        output_bias=said(config, traits.output_bias),
+        bias=trait(config, traits.bias),
+        output_bias=trait(config, traits.output_bias),
         qk_norm=traits.qk_norm if wants_norm else "",
         sinks=traits.sinks,
     )
@@ -123,15 +126,15 @@ def read_family(config: Config) -> Decoder:
     if config.flag("qk_layernorm", False) and kind == "stablelm":
         raise InputError(f"{config.name}: qk_layernorm true is not supported: norms of queries and keys by head")
     pairs = zip(windows, rotary_layers(config, layers), strict=True)
-    block = {"sandwich": traits.sandwich, "post_norm": traits.post_norm, "parallel": said(config, traits.parallel)}
-    dense = Dense(0, traits.gated, said(config, traits.mlp_bias))
+    block = {"sandwich": traits.sandwich, "post_norm": traits.post_norm, "parallel": trait(config, traits.parallel)}
+    dense = Dense(0, traits.gated, trait(config, traits.mlp_bias))
     return decoder(
         config,
         [replace(mixer, window=window, rotary=rotary) for window, rotary in pairs],
         feed_forward(config, layers, traits.experts, dense=dense),
         layer=block,
         norm_weights=traits.norm_weights,
-        head_bias=said(config, traits.head_bias),
+        head_bias=trait(config, traits.head_bias),
     )
 
 
@@ -190,11 +193,17 @@ def feed_forward(
     """The feed-forward block of each layer.
 
     Args:
+      config: of the decoder.
+      layers: how many it has.
       kind: how the keys of experts are spelled, "" = there are none.
       sparse: which layers have experts, where the spelling does not say it.
-      dense: the blocks of the other layers; key: of their width.
+      dense: the blocks of the other layers.
+      key: of their width.
     """
-    has = ([False] * layers) if not kind else _sparse(config, layers, kind) if sparse is None else sparse
+    has = sparse
+    if has is None or not kind:
+        rule = table("graph.configs", "model_types")["experts"][kind].get("sparse") if kind else None
+        has = SPARSE[rule](config, layers) if rule else [bool(kind)] * layers
     experts = read_experts(config, kind) if kind else None
     plain = dense or Dense(0)
     if experts is None or not all(has):
@@ -215,7 +224,7 @@ def read_experts(config: Config, kind: str) -> Experts:
     shared_keys, times, usual = row.pop("shared", None), row.pop("times", None), row.pop("usual_times", 0)
     shared = config.count(config.first(*shared_keys), 0) if shared_keys else inner
     shared *= config.count(config.first(*times), usual) if times else bool(shared_keys)
-    flags = {name: said(config, flag) for name, flag in row.items()}
+    flags = {name: trait(config, flag) for name, flag in row.items()}
     return Experts(count, chosen, inner, shared, **{**flags, "shared_gate": "shared_gate" in flags and shared > 0})
 
 
@@ -249,8 +258,3 @@ SPARSE: dict[str, Callable[[Config, int], list[bool]]] = {
     "interval": _by_interval,
 }
 """Rules for which layers have experts, by the table's word."""
-
-
-def _sparse(config: Config, layers: int, kind: str) -> list[bool]:
-    rule = table("graph.configs", "model_types")["experts"][kind].get("sparse")
-    return SPARSE[rule](config, layers) if rule else [True] * layers

@@ -81,6 +81,7 @@ def _part(name: str, part: Any, devices: int) -> Any:
         if count % devices:
             raise InputError(f"{name}: {count} {what} do not split over {devices} GPUs; expected a divisor")
         shares[size] = count // devices
+    # Devices that have a part of a group each need its shared head, so that is copied, not cut.
     if kind in SHARED:
         shares[SHARED[kind]] = _shared_heads(part.heads, getattr(part, SHARED[kind]), shares["heads"])
     if isinstance(part, DeltaNet):
@@ -109,7 +110,10 @@ def write_sums(step: Step, model: Decoder, tensor_parallel: int, expert_ranks: i
     TensorRT-LLM; SGLang, `flashinfer_allreduce_fusion`), so those norms are left out (`Step.norms_in_sums`).
 
     Args:
-      tensor_parallel: ranks every block is split over; expert_ranks: ranks a block of routed experts is split over.
+      step: takes the nodes.
+      model: whose blocks are counted.
+      tensor_parallel: ranks every block is split over.
+      expert_ranks: ranks a block of routed experts is split over.
     """
     size = float(step.requests.tokens) * model.hidden * dtype_bytes(step.precision.activations)
     engine, shared = step.serving and size <= CUSTOM_BYTES, step.attention_ranks > 1

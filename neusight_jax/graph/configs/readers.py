@@ -92,10 +92,8 @@ def _indexer(config: Config, query_rank: int, norms: int) -> Indexer:
 
 def _own_indexers(config: Config, layers: int) -> list[bool]:
     """Whether each layer chooses keys itself; the others take what the layer before chose."""
-    words = config.listed("indexer_types", layers, ("full", "shared"))
-    if words is not None:
-        return [word == "full" for word in words]
-    words = config.listed("index_topk_pattern", layers, ("full", "shared"))
+    kinds = ("full", "shared")
+    words = config.listed("indexer_types", layers, kinds) or config.listed("index_topk_pattern", layers, kinds)
     if words is not None:
         return [word == "full" for word in words]
     every, offset = max(config.count("index_topk_freq", 1), 1), config.count("index_skip_topk_offset", 2)
@@ -314,9 +312,9 @@ def read_llama4(config: Config) -> Decoder:
 def read_gemma4(config: Config) -> Decoder:
     """Windowed layers, and full ones with wider heads, whose values may be the keys; last layers may reuse a cache."""
     layers, heads = config.layers(), config.size("num_attention_heads")
-    words = config.listed("layer_types", layers, (FULL, SLIDING))
-    if words is None:
-        words = [SLIDING if (at + 1) % 6 else FULL for at in range(layers)]
+    usual = [SLIDING if (at + 1) % 6 else FULL for at in range(layers)]
+    words = config.listed("layer_types", layers, (FULL, SLIDING)) or usual
+    # The class makes the last layer a full one whatever the list says.
     words[-1] = FULL
     shares, wide = config.flag("attention_k_eq_v", False), "num_global_key_value_heads"
     local = attention(config, window=_window(config, words), qk_norm="head")

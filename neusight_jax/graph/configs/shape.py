@@ -112,9 +112,9 @@ class ModelShape(Record):
         before = _sizes(model)
         after = {size: _plain(getattr(self, size)) for size in SIZES}
 
-        def sized(of_model: str, own: Any) -> Any:
+        def sized(of_model: str, size: Any) -> Any:
             """A size of a layer: the model's, or as many times that as it was."""
-            return after[of_model] if own == before[of_model] else own * (after[of_model] / before[of_model])
+            return after[of_model] if size == before[of_model] else size * (after[of_model] / before[of_model])
 
         def mixer(part: Mixer | None) -> Mixer | None:
             if not isinstance(part, Attention):

@@ -20,11 +20,10 @@ from neusight_jax.graph.configs.adapters import Lora, adapter_kernels
 from neusight_jax.graph.configs.requests import Requests
 from neusight_jax.graph.configs.shard import Shard
 from neusight_jax.graph.graph import RUNTIME_BYTES, Footprint, Operand, Writer
-from neusight_jax.graph.kernel import FLASH, attention_kernels, flash_kernels, matrix_product, rowwise
+from neusight_jax.graph.kernel import FLASH, attention_kernels, fused_attention, matrix_product, rowwise
 from neusight_jax.graph.memory import saved_of
 from neusight_jax.graph.quantization.quantization import Quantization
 from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, stored_as
-from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.family import is_traced, largest, number
 from neusight_jax.kernels.table import Kernel
 
@@ -36,8 +35,6 @@ UNFUSED: tuple[str, ...] = ("attention.output",)
 """Products whose activations come from attention, which engines quantize in a kernel of its own. The kernels before all
 others, norms and activations, quantize on the way with scales that are given or one for a row (vLLM, `fuse_norm_quant`
 and `fuse_act_quant`), not with one for a block."""
-UNGRAPHED: dict[str, str] = {"layernorm": "norm", "softmax": "softmax", "embedding": "memory"}
-"""Families of row-wise operators beside fp32 products; all others are elementwise."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +154,15 @@ class Step(Writer):
         return stored_as(self.precision.weights).bits < 8.0 * dtype_bytes(self.precision.products)
 
     @property
-    def streams(self) -> str:
-        """Family of the kernels that move memory between products."""
-        return "stream" if self.precision.activations in FLASH else "elementwise"
+    def graphed(self) -> bool:
+        """Whether the kernels between products are those of frameworks that capture CUDA graphs, as in 16 bits."""
+        return self.precision.activations in FLASH
 
     def footprint(self) -> Footprint:
         """Memory of the step, without states (`optimizers.with_states`)."""
         outputs = [self._bytes_of(node.shape) for node in self.nodes]
         return Footprint(
             weights=self.parameter_bytes,
-            gradients=0.0,
-            optimizer=0.0,
             activations=saved_of(self.nodes).peak() if self.training else 2.0 * largest(*outputs),
             kv_cache=0.0 if self.training or not self.serving else self.cache_bytes,
             runtime=RUNTIME_BYTES,
@@ -190,6 +185,7 @@ class Step(Writer):
 
         Args:
           name: inside the section.
+          op: the operator, as of `Node`.
           forward: kernels of one execution.
           backward: kernels of the gradient of the activations.
           weight_gradient: kernels of the gradient of the weights.
@@ -238,6 +234,7 @@ class Step(Writer):
         """Keep nothing of the output written last: it is added to the residual, which the next norm keeps."""
         if not self.training:
             return
+        # An adapter stands behind the product whose result it is added to.
         at = -2 if self.nodes[-1].name.endswith(".lora") else -1
         node = self.nodes[at]
         self.nodes[at] = replace(node, saved_bytes=largest(node.saved_bytes - self._bytes_of(node.shape)))
@@ -250,6 +247,10 @@ class Step(Writer):
         """Count parameters stored in so many bytes, of a layer that runs as often as the section says."""
         self.parameters += elements * self.repeat
         self.parameter_bytes += stored_bytes * self.repeat
+
+    def keep(self, elements: float, dtype: str) -> None:
+        """Count elements of the KV cache and the like that a layer keeps for the next step of its requests."""
+        self.cache_bytes += self.repeat * float(elements) * dtype_bytes(dtype)
 
     def stored(
         self, name: str, dtype: str | None = None, tied: bool = False, parts: Sequence[int] = ()
@@ -286,7 +287,7 @@ class Step(Writer):
             elements = number(vocabulary) * hidden
             self.count(elements * part.share, part.scheme.weight_bytes(vocabulary, hidden) * part.share)
             self.ledger.add("embedding", part.of_rows(self.requests.tokens), elements)
-        self.stream("embedding", "stream", "embedding", self.requests.tokens, hidden, 1, 1, saved_bytes=0.0)
+        self.stream("embedding", "embedding", self.requests.tokens, hidden, 1, 1, saved_bytes=0.0)
 
     def linear(
         self,
@@ -303,7 +304,14 @@ class Step(Writer):
         """Product of `rows` × `width` activations with a weight of `features` × `width`.
 
         Args:
-          bias: elements of biases and the like; tied: whether the weight is counted elsewhere; parts: as of `stored`.
+          name: inside the section.
+          rows: activations, M of the product.
+          features: outputs of one, its N.
+          width: inputs of one, its K.
+          bias: elements of biases and the like.
+          dtype: of a weight that is not quantized; None = that of the step.
+          tied: whether the weight is counted elsewhere.
+          parts: as of `stored`.
         """
         phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
         # Products outside layers, and those kept in a dtype of their own (routers, heads), get no adapter.
@@ -325,15 +333,11 @@ class Step(Writer):
         self.weight(bias)
         self.adapted += [name] * adaptable
         if adapter is not None:
-            self._adapter(f"{name}.lora", rows, features, width, adapter)
-
-    def _adapter(self, name: str, rows: int, features: int, width: int, lora: Lora) -> None:
-        """An adapter beside a product of a layer."""
-        elements, dtype = lora.elements(features, width), self.precision.activations
-        self.weight(elements)
-        self.adapters += elements * self.repeat
-        phases = adapter_kernels(rows, features, width, lora.rank, dtype, self.streams)
-        self.emit(name, "linear", *phases, (rows, lora.rank), adapter=True)
+            elements, activations = adapter.elements(features, width), self.precision.activations
+            self.weight(elements)
+            self.adapters += elements * self.repeat
+            phases = adapter_kernels(rows, features, width, adapter.rank, activations, self.graphed)
+            self.emit(f"{name}.lora", "linear", *phases, (rows, adapter.rank), adapter=True)
 
     def products(
         self, part: Stored, rows: float, features: int, width: int, count: float, batch: float = 1.0
@@ -354,7 +358,10 @@ class Step(Writer):
         if self.training and narrow < 1.0:
             plain = Stored(part.share, stored_as(part.dtype), part.dtype)
             forward, backward, gradient = self.products(plain, rows, features, width, count)
-            widened = self._widened(features, width, narrow, count)
+            # Training has no products that read narrow weights: they are written in the dtype of the activations before
+            # each (bitsandbytes, `MatMul4Bit`: `dequantize_4bit`, then cuBLAS, in both directions).
+            sizes, dtype = (features, width, narrow, 1.0), self.precision.activations
+            widened = rowwise("pointwise", *sizes, dtype, count, graphed=self.graphed)
             return [widened, *forward], [widened, *backward], gradient
 
         def product(dtype: str) -> Kernel:
@@ -370,15 +377,6 @@ class Step(Writer):
             forward.append(self.cast(times * rows, width, part, copies))
             backward.append(self.cast(times * rows, features, part, copies))
         return forward, backward, gradient
-
-    def _widened(self, features: int, width: int, narrow: float, count: float) -> Kernel:
-        """A kernel that writes a weight in the dtype of the activations, before each of its products.
-
-        Training has no products that read narrow weights (bitsandbytes, `MatMul4Bit`: `dequantize_4bit`, then cuBLAS,
-        in both directions). narrow: bytes of the weight as stored over those it is written in.
-        """
-        dtype = self.precision.activations
-        return rowwise(self.streams, "pointwise", features, width, narrow, 1.0, dtype, count)
 
     def _quantized(self, rows: int, cols: int, part: Stored) -> Kernel:
         """Activations brought to the dtype of a product, with a scale for every few of them where weights have some."""
@@ -399,10 +397,10 @@ class Step(Writer):
         """
         dtype = self.precision.activations
         written = copies * dtype_bytes(part.dtype) / dtype_bytes(dtype)
-        return rowwise("stream", "quantize", rows, cols, 1.0, written, dtype, part.share)
+        return rowwise("quantize", rows, cols, 1.0, written, dtype, part.share, graphed=True)
 
-    def batched(self, name: str, batch: int, rows: int, features: int, width: int) -> None:
-        """Write a batch of products with weights, in the dtype of the activations.
+    def batched(self, name: str, batch: int, rows: int, features: int, width: int, *, learned: bool = True) -> None:
+        """Write a batch of products with weights, or of two activations, in the dtype of the activations.
 
         Engines widen such weights when they load a quantized model.
 
@@ -412,22 +410,22 @@ class Step(Writer):
           rows: activations of each product.
           features: outputs of each.
           width: contraction of each.
+          learned: whether the second operand is a weight.
         """
         dtype = self.precision.activations
-        self.weight(float(batch) * features * width)
-        self.emit(
-            name,
-            "bmm",
-            [matrix_product(batch, rows, features, width, dtype)],
-            [matrix_product(batch, rows, width, features, dtype)],
-            [matrix_product(batch, features, width, rows, dtype, upright=False)],
-            (batch, rows, features),
-        )
+        forward = [matrix_product(batch, rows, features, width, dtype)]
+        backward = [matrix_product(batch, rows, width, features, dtype)]
+        gradient: list[Kernel] = []
+        if learned:
+            self.weight(float(batch) * features * width)
+            gradient.append(matrix_product(batch, features, width, rows, dtype, upright=False))
+        else:
+            backward.append(matrix_product(batch, width, features, rows, dtype))
+        self.emit(name, "bmm", forward, backward, gradient, (batch, rows, features))
 
     def stream(
         self,
         name: str,
-        family: str,
         op: str,
         rows: int,
         cols: int,
@@ -440,8 +438,7 @@ class Step(Writer):
 
         Args:
           name: inside the section.
-          family: "stream" or "reduction" where activations have 16 bits; elsewhere `op` decides (`UNGRAPHED`).
-          op: one of the family's operators.
+          op: as of `kernel.rowwise`.
           rows: activations.
           cols: features of one.
           reads: passes over rows × cols that are read.
@@ -450,10 +447,9 @@ class Step(Writer):
           saved_bytes: as of `emit`.
         """
 
-        kernel_family = family if self.precision.activations in FLASH else UNGRAPHED.get(op, "elementwise")
-
         def kernel(passes: float) -> Kernel:
-            return rowwise(kernel_family, op, rows, cols, reads * passes, writes * passes, self.precision.activations)
+            sizes, dtype = (rows, cols, reads * passes, writes * passes), self.precision.activations
+            return rowwise(op, *sizes, dtype, graphed=self.graphed)
 
         gradient = [kernel(grad)] if grad else []
         self.emit(name, op, [kernel(1.0)], gradient, (), (rows, cols), saved_bytes=saved_bytes)
@@ -471,7 +467,7 @@ class Step(Writer):
         self.weight(number(cols))
         if not (residual and self.norms_in_sums):
             kept = passes * self._bytes_of((rows, cols))
-            self.stream(name, "reduction", "layernorm", rows, cols, passes, passes, grad=1.5, saved_bytes=kept)
+            self.stream(name, "layernorm", rows, cols, passes, passes, grad=1.5, saved_bytes=kept)
 
     def attention(
         self,
@@ -489,9 +485,13 @@ class Step(Writer):
         """Attention of every request over its own sequence, and the KV cache it keeps.
 
         Args:
+          heads: query heads.
+          kv_heads: heads of keys and values.
           head_size: mean width of query-key and value heads.
-          cache_per_token: elements read of a token's keys and values; kept_per_token: those the cache of a layer keeps,
-            where it is not all of them.
+          cache_per_token: elements read of a token's keys and values.
+          kept_per_token: those the cache of a layer keeps, where it is not all of them.
+          window: last keys a query sees, 0 = all.
+          causal: whether later keys are hidden.
           requests: what the queries see, where it is not all of their sequences.
           kept_tokens: most tokens of a sequence the cache keeps (0 = all), where it is not the window.
         """
@@ -499,6 +499,7 @@ class Step(Writer):
         queries, context = np.array(batch.queries, float), np.array(batch.context, float)
         tokens = np.array(self.requests.context, float)
         most = window if kept_tokens is None else kept_tokens
+        # A windowed cache is a ring: new tokens take the place of those that left the window.
         kept = np.minimum(tokens, most) if most else tokens
         of_token = cache_per_token if kept_per_token is None else kept_per_token
         token_bytes = self.repeat * of_token * dtype_bytes(precision.kv_cache)
@@ -515,9 +516,10 @@ class Step(Writer):
             kept = self._bytes_of(shape) + scores
             self.emit("attention", "attention", forward, backward, (), shape, saved_bytes=kept, rebuilt_bytes=scores)
             return
-        sizes = attention_dims(
+        kernel, gradient = fused_attention(
             queries,
             context,
+            precision.activations,
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
@@ -528,9 +530,6 @@ class Step(Writer):
             / (2.0 * kv_heads * head_size)
             * (dtype_bytes(precision.kv_cache) / dtype_bytes(precision.activations)),
         )
-        summed = ("requests", "queries", "keys", "pairs", "context")
-        dims = {key: number(value.sum() if key in summed else value[0]) for key, value in sizes.items()}
-        kernel, gradient = flash_kernels(dims, precision.activations)
         self.emit("attention", "attention", [kernel], [gradient], (), shape)
 
     @property
@@ -556,7 +555,7 @@ class Step(Writer):
             backward += attention_kernels(*sizes, self.precision.activations, backward=True)
             if self._drops:  # its mask a byte an element
                 rows = float(sizes[0]) * new
-                kernel = rowwise("stream", "pointwise", rows, length, 1.0, 1.5, self.precision.activations)
+                kernel = rowwise("pointwise", rows, length, 1.0, 1.5, self.precision.activations, graphed=True)
                 forward.append(kernel)
                 backward.append(kernel)
         return forward, backward

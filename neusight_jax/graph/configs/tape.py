@@ -44,7 +44,7 @@ class Tensor:
 
 def accumulate(shape: Shape) -> Kernel:
     """Addition of a fresh gradient to the one a parameter holds."""
-    return stream("elementwise", "add", shape, 2, 1)
+    return stream("add", shape, 2, 1)
 
 
 class Tape(Writer):
@@ -81,6 +81,7 @@ class Tape(Writer):
 
         Args:
           name: inside the section.
+          op: the operator, as of `Node`.
           inputs: tensors it reads, parameters of a matrix product left out.
           shape: of its output.
           forward: kernels of one execution.
@@ -108,16 +109,21 @@ class Tape(Writer):
         """x · W (+ bias) over the last axis.
 
         Args:
-          backward_copies: copies of the output gradient before its products; tied: the matrix is counted elsewhere.
+          name: inside the section.
+          x: rows of K elements [..., K].
+          features: outputs N of each row.
+          bias: whether there is one.
+          backward_copies: copies of the output gradient before its products.
+          tied: whether the matrix is counted elsewhere.
         """
         self.holds(features * (x.shape[-1] * (not tied) + bias))
         rows, width, out = prod(x.shape[:-1]), x.shape[-1], (*x.shape[:-1], features)
-        backward = [stream("memory", "copy", out, 1, 1)] * backward_copies
+        backward = [stream("copy", out, 1, 1)] * backward_copies
         if x.grad:
             backward.append(matrix_product(1, rows, width, features, ""))
         weight = [matrix_product(1, features, width, rows, self.dtype, upright=False)]
         if bias:
-            weight.append(stream("memory", "reduce", out, 1, 1 / rows))
+            weight.append(stream("reduce", out, 1, 1 / rows))
         weight.append(accumulate((features, width)))
         if bias:
             weight.append(accumulate((1, features)))
@@ -156,15 +162,15 @@ class Tape(Writer):
         """
         backward = {
             "addu": [],
-            "mulu": [stream("elementwise", "mulu", x.shape, 1, 1)],
-            "divu": [stream("elementwise", "divu", x.shape, 1, 1)],
+            "mulu": [stream("mulu", x.shape, 1, 1)],
+            "divu": [stream("divu", x.shape, 1, 1)],
             "powu": [
-                stream("elementwise", "powu", x.shape, 1, 1),
-                stream("elementwise", "mulu", x.shape, 1, 1),
-                stream("elementwise", "mul", x.shape, 2, 1),
+                stream("powu", x.shape, 1, 1),
+                stream("mulu", x.shape, 1, 1),
+                stream("mul", x.shape, 2, 1),
             ],
-        }.get(op, [stream("elementwise", op, x.shape, 2, 1)])
-        forward = [stream("elementwise", op, x.shape, 1, 1)]
+        }.get(op, [stream(op, x.shape, 2, 1)])
+        forward = [stream(op, x.shape, 1, 1)]
         return self.emit(name, op, [x], x.shape, forward, backward if x.grad else (), fuse="pointwise", grad=x.grad)
 
     def binary(self, name: str, op: str, a: Tensor, b: Tensor, *, reread: bool = False) -> Tensor:
@@ -183,38 +189,38 @@ class Tape(Writer):
             if not operand.grad:
                 continue
             if op == "mul":
-                backward.append(stream("elementwise", "mul", shape, 1 + shares[1 - position], 1))
+                backward.append(stream("mul", shape, 1 + shares[1 - position], 1))
             # The gradient of a broadcast operand is summed over its copies.
             if shares[position] < 1:
-                backward.append(stream("memory", "reduce", shape, 1, shares[position]))
-        forward = [stream("elementwise", op, shape, shares[0] + (1 if reread else shares[1]), 1)]
+                backward.append(stream("reduce", shape, 1, shares[position]))
+        forward = [stream(op, shape, shares[0] + (1 if reread else shares[1]), 1)]
         inputs = [a, Tensor(b.name, shape, b.grad) if reread else b]
         grad = a.grad or b.grad
         return self.emit(name, op, inputs, shape, forward, backward, fuse="pointwise", grad=grad)
 
-    def add_permuted(self, name: str, x: Tensor, permuted: Tensor) -> Tensor:
-        """x + permuted in place, where the second lies with its third axis from the end (heads) innermost in memory.
+    def add_permuted(self, x: Tensor, permuted: Tensor) -> Tensor:
+        """Add a bias in place that lies with its third axis from the end (heads) innermost in memory.
 
         The loop runs as `x` lies, so that each element of the other brings a whole fetch, and it comes back for the
         next after a whole plane of the last two axes.
         """
         plane = float(prod(x.shape[-2:]))
-        kernel = stream("strided", "add_permuted", x.shape, 2, 1)
+        kernel = stream("add_permuted", x.shape, 2, 1)
         kernel = replace(kernel, dims={**kernel.dims, "scattered": 1.0, "window": plane})
-        return self.emit(name, "add", [x, permuted], x.shape, [kernel], fuse="pointwise")
+        return self.emit("bias", "add", [x, permuted], x.shape, [kernel], fuse="pointwise")
 
     def scale(self, name: str, x: Tensor, weight: str) -> Tensor:
         """Product with a learned vector over the last axis."""
         self.holds(x.shape[-1])
         width, rows = x.shape[-1], prod(x.shape[:-1])
         vector = Tensor(weight, (width,), False)
-        backward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
+        backward = [stream("mul", x.shape, 1 + 1 / rows, 1)]
         gradient = [
-            stream("elementwise", "mul", x.shape, 2, 1),
-            stream("memory", "reduce", x.shape, 1, 1 / rows),
+            stream("mul", x.shape, 2, 1),
+            stream("reduce", x.shape, 1, 1 / rows),
             accumulate((1, width)),
         ]
-        forward = [stream("elementwise", "mul", x.shape, 1 + 1 / rows, 1)]
+        forward = [stream("mul", x.shape, 1 + 1 / rows, 1)]
         return self.emit(name, "scale", [x, vector], x.shape, forward, backward, gradient, fuse="pointwise")
 
     def mean(self, name: str, x: Tensor, shape: Shape, *, fuse: Fuse = "") -> Tensor:
@@ -227,43 +233,42 @@ class Tape(Writer):
           fuse: as of `Node`.
         """
         share = prod(shape) / x.elements
-        forward = [stream("memory", "reduce", x.shape, 1, share)]
-        backward = [stream("elementwise", "divu", x.shape, share, 1)] if x.grad else []
+        forward = [stream("reduce", x.shape, 1, share)]
+        backward = [stream("divu", x.shape, share, 1)] if x.grad else []
         return self.emit(name, "mean", [x], shape, forward, backward, fuse=fuse, grad=x.grad)
 
     def softmax(self, name: str, x: Tensor) -> Tensor:
         """Softmax over the last axis; its gradient is a product and a row kernel."""
-        forward = [stream("softmax", "softmax", x.shape, 1, 1)]
+        forward = [stream("softmax", x.shape, 1, 1)]
         backward = [
-            stream("elementwise", "mul", x.shape, 2, 1),
-            stream("softmax", "softmax_backward", x.shape, 2, 1),
+            stream("mul", x.shape, 2, 1),
+            stream("softmax_backward", x.shape, 2, 1),
         ]
         kept = backward if x.grad else ()
         return self.emit(name, "softmax", [x], x.shape, forward, kept, fuse="softmax", grad=x.grad)
 
-    def attention(self, name: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
         """Write fused attention.
 
         Args:
-          name: inside the section.
           query: [batch, heads, new tokens, width].
           key: [batch, KV heads, tokens, width].
           value: likewise; its shape is not read.
           causal: whether later keys are hidden.
         """
         batch, heads, length, width = query.shape
-        sizes = (batch, length, key.shape[-2], heads, key.shape[1], width)
-        forward, backward = fused_attention(*sizes, self.dtype, causal=causal)
-        return self.emit(name, "attention", [query, key, value], query.shape, [forward], [backward])
+        sizes = {"heads": heads, "kv_heads": key.shape[1], "head_size": width, "causal": causal}
+        forward, backward = fused_attention(length, key.shape[-2], self.dtype, repeat=batch, **sizes)
+        return self.emit("attention.fused", "attention", [query, key, value], query.shape, [forward], [backward])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer norm over the last axis, with scale and shift."""
         self.holds(2 * x.shape[-1])
         rows, width = prod(x.shape[:-1]), x.shape[-1]
-        forward = [stream("norm", "layernorm", x.shape, 1, 1)]
-        backward = [stream("norm", "layernorm_backward", x.shape, 2, 1)]
+        forward = [stream("layernorm", x.shape, 1, 1)]
+        backward = [stream("layernorm_backward", x.shape, 2, 1)]
         weight = [
-            stream("norm", "layernorm_weight_gradient", x.shape, 2, 2 / rows),
+            stream("layernorm_weight_gradient", x.shape, 2, 2 / rows),
             accumulate((1, width)),
             accumulate((1, width)),
         ]
@@ -274,9 +279,9 @@ class Tape(Writer):
         if not self.training or rate == 0:
             return x
         mask = self.mask_share
-        forward = [stream("memory", "dropout", x.shape, 1, 1 + mask)]
+        forward = [stream("dropout", x.shape, 1, 1 + mask)]
         reads, writes = DROPOUT_GRADIENT_PASSES
-        backward = [stream("memory", "dropout_backward", x.shape, mask + reads, writes)]
+        backward = [stream("dropout_backward", x.shape, mask + reads, writes)]
         return self.emit(name, "dropout", [x], x.shape, forward, backward, fuse="pointwise")
 
     def embedding(self, name: str, ids: Shape, table: Shape, *, tied: bool = False) -> Tensor:
@@ -291,10 +296,10 @@ class Tape(Writer):
         self.holds(prod(table) * (not tied))
         shape = (*ids, table[-1])
         index = self.index_share / table[-1]
-        forward = [stream("memory", "embedding", shape, 1 + index, 1)]
+        forward = [stream("embedding", shape, 1 + index, 1)]
         weight = [
-            stream("memory", "fill", table, 0, 1),
-            stream("memory", "embedding_backward", shape, 2 + index, 1),
+            stream("fill", table, 0, 1),
+            stream("embedding_backward", shape, 2 + index, 1),
             accumulate(table),
         ]
         rows = Tensor(f"{name}.table", shape, False)
@@ -308,7 +313,7 @@ class Tape(Writer):
           x: the tensor as it will lie.
           backward: whether its gradient is copied as well.
         """
-        kernel = [stream("memory", "copy", x.shape, 1, 1)]
+        kernel = [stream("copy", x.shape, 1, 1)]
         return self.emit(name, "copy", [x], x.shape, kernel, kernel if backward else ())
 
     def small(self, name: str, op: str, shape: Shape, reads: float = 1, writes: float = 1) -> Tensor:
@@ -316,24 +321,22 @@ class Tape(Writer):
 
         Args:
           name: inside the section.
-          op: an operator of the family "memory" or "elementwise".
+          op: as of `kernel.rowwise`.
           shape: of the result.
           reads: passes over `shape` that are read.
           writes: passes that are written.
         """
-        family = "memory" if op in ("copy", "fill", "where", "gather", "scatter", "cumsum", "reduce", "max") else ""
-        kernel = stream(family or "elementwise", op, shape, reads, writes)
-        return self.emit(name, "small", (), shape, [kernel], grad=False)
+        return self.emit(name, "small", (), shape, [stream(op, shape, reads, writes)], grad=False)
 
     def gradient_sum(self, name: str, x: Tensor, consumers: int) -> None:
         """Sum of the gradients a tensor receives from several consumers (training only)."""
         if self.training:
-            kernel = stream("elementwise", "add", x.shape, 2, 1, consumers - 1)
+            kernel = stream("add", x.shape, 2, 1, consumers - 1)
             self.emit(name, "gradient_sum", [x], x.shape, (), [kernel])
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Kernel]:
-    return [stream("memory", "copy", item.shape, 1, 1) for item in tensors]
+    return [stream("copy", item.shape, 1, 1) for item in tensors]
 
 
 # Fusion: elementwise chains merged into one kernel each, as torch.compile and XLA do.
@@ -345,12 +348,9 @@ def _copies(tensors: Sequence[Tensor]) -> list[Kernel]:
 # it moves less than the eager kernels. Weight-gradient kernels stay as they are. The sum of gradients over several
 # consumers rides along with the kernel that follows: one more read each.
 
-_FAMILY = {"pointwise": ("elementwise", "add"), "softmax": ("softmax", "softmax"), "norm": ("norm", "layernorm")}
-_BACKWARD = {
-    "pointwise": ("elementwise", "add"),
-    "softmax": ("softmax", "softmax_backward"),
-    "norm": ("norm", "layernorm_backward"),
-}
+_FORWARD = {"pointwise": "add", "softmax": "softmax", "norm": "layernorm"}
+_BACKWARD = {"pointwise": "add", "softmax": "softmax_backward", "norm": "layernorm_backward"}
+"""Operators of merged kernels, by what is among them."""
 _LINEAR_OPS = frozenset({"add", "addu", "mulu", "divu", "where", "dropout", "embedding"})
 """Operators whose gradient needs none of their operands."""
 
@@ -382,11 +382,13 @@ def _groups(nodes: Sequence[Node]) -> list[int]:
     # In order of execution producers are settled before what reads them, so one pass joins whole chains.
     group = list(range(len(nodes)))
     kind = [node.fuse for node in nodes]
+    # A node that may not be fused starts a group of its own and stays alone in it.
     for position, node in enumerate(nodes):
         if not node.fuse:
             continue
         for operand in node.operands:
             source = where.get(operand.name)
+            # What another node reads too must be written to memory anyway.
             if source is None or source >= position or consumers[operand.name] != 1:
                 continue
             if not nodes[source].fuse or nodes[source].section != node.section:
@@ -414,11 +416,10 @@ def _merge(chain: Sequence[Node]) -> Node:
     reductions = [node.fuse for node in chain if node.fuse != "pointwise"]
     kind = reductions[0] if reductions else "pointwise"
     reads = sum(operand.elements for operand in outer.values()) / size
-    family, op = _FAMILY[kind]
     return replace(
         last,
         op="fused(" + "+".join(node.op for node in chain) + ")",
-        forward=(stream(family, op, last.shape, reads, 1),),
+        forward=(stream(_FORWARD[kind], last.shape, reads, 1),),
         backward=_backward(chain, outer, kind),
         weight_gradient=tuple(kernel for node in chain for kernel in node.weight_gradient),
         operands=tuple(outer.values()),
@@ -437,8 +438,7 @@ def _backward(chain: Sequence[Node], outer: dict[str, Operand], kind: str) -> tu
     writes = sum(operand.elements for operand in outer.values() if operand.grad) / size
     if writes == 0:
         return eager
-    family, op = _BACKWARD[kind]
-    single = stream(family, op, last.shape, reads, writes)
+    single = stream(_BACKWARD[kind], last.shape, reads, writes)
     return (single,) if _traffic(single) < sum(_traffic(kernel) for kernel in eager) else eager
 
 
@@ -457,4 +457,4 @@ def _ride_along(node: Node, nodes: Sequence[Node], by_name: dict[str, int]) -> l
     ]
     if users and len({by_name[name] for name in users}) == 1:
         return []  # the tensor has one consumer left
-    return [replace(node, backward=(stream("elementwise", "add", node.shape, 1, 0, int(kernel.count)),))]
+    return [replace(node, backward=(stream("add", node.shape, 1, 0, int(kernel.count)),))]

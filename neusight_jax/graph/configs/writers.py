@@ -47,7 +47,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     _norms(step, mixer)
     if mixer.rotary:
         turned = (heads + kv * mixer.cached) * size
-        step.stream("attention.rotary", "stream", "pointwise", tokens, turned, 1, 1, saved_bytes=0.0)
+        step.stream("attention.rotary", "pointwise", tokens, turned, 1, 1, saved_bytes=0.0)
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=size)
     step.weight(heads * mixer.sinks)
@@ -67,7 +67,7 @@ def write_attention(step: Step, mixer: Attention, hidden: int) -> None:
     if mixer.gate == "head":
         step.linear("attention.gate", tokens, heads, hidden)
     if mixer.gate:
-        step.stream("attention.gated", "stream", "pointwise", tokens, heads * value, 2, 1)
+        step.stream("attention.gated", "pointwise", tokens, heads * value, 2, 1)
     step.linear("attention.output", tokens, hidden, heads * value, bias=hidden * mixer.output_bias)
 
 
@@ -80,7 +80,7 @@ def _norms(step: Step, mixer: Attention) -> None:
     elif mixer.qk_norm == "whole":
         step.norm("attention.qk_norm", tokens, (heads + kv) * size)
     elif mixer.qk_norm == "plain":
-        step.stream("attention.qk_norm", "reduction", "layernorm", tokens * (heads + kv), size, 1, 1, grad=1.5)
+        step.stream("attention.qk_norm", "layernorm", tokens * (heads + kv), size, 1, 1, grad=1.5)
 
 
 def _seen(step: Step, mixer: Attention) -> tuple[Requests | None, int]:
@@ -98,6 +98,7 @@ def in_chunks(requests: Requests, chunk: int) -> Requests:
     context: list[int] = []
     for new, length in zip(requests.queries, requests.context, strict=True):
         first = length - new
+        # A token sees its own chunk alone, so a prompt over several chunks is as many requests.
         while first < length:
             start = first - first % chunk
             end = min(start + chunk, length)
@@ -120,7 +121,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
     else:
         step.linear("attention.qkv", tokens, heads * query + small, hidden, bias=small * mixer.bias)
     step.norm("attention.kv_norm", tokens, mixer.kv_rank)
-    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * mixer.rope, 1, 1, saved_bytes=0.0)
+    step.stream("attention.rotary", "pointwise", tokens, (heads + 1) * mixer.rope, 1, 1, saved_bytes=0.0)
     seen, window, sparse = None, 0, False
     if mixer.indexer is not None:
         write_indexer(step, mixer.indexer, hidden, rotary=mixer.rope)
@@ -128,6 +129,7 @@ def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
         sparse = max(step.requests.context) > mixer.indexer.top_k
     if step.mode == "decode" or sparse:
         # Chosen keys are read as small vectors also in a prefill.
+        # Up-projections move over to queries and results, so that the cache is read as it is (DeepSeek-V2, 2024).
         step.batched("attention.key_absorb", heads, tokens, mixer.kv_rank, mixer.nope)
         width = (small + mixer.kv_rank) / 2.0
         step.attention(heads, 1, width, small, window=window, requests=seen, kept_tokens=0)
@@ -140,13 +142,8 @@ def write_latent(step: Step, mixer: Latent, hidden: int) -> None:
         step.attention(heads, heads, width, read, kept_per_token=small)
     if mixer.gate:
         step.linear("attention.gate", tokens, heads * mixer.value, hidden)
-        step.stream("attention.gated", "stream", "pointwise", tokens, heads * mixer.value, 2, 1)
+        step.stream("attention.gated", "pointwise", tokens, heads * mixer.value, 2, 1)
     step.linear("attention.output", tokens, hidden, heads * mixer.value, bias=hidden * mixer.bias)
-
-
-def write_square(step: Step, mixer: Square, hidden: int) -> None:
-    """One linear layer as wide as the model."""
-    step.linear(mixer.name, step.requests.tokens, hidden, hidden)
 
 
 def chosen_keys(requests: Requests, most: int) -> tuple[Requests | None, int]:
@@ -180,14 +177,9 @@ def write_indexer(step: Step, indexer: Indexer, hidden: int, *, rotary: int) -> 
     if indexer.head_weights:
         step.linear("attention.indexer.weights", tokens, indexer.heads, hidden)
     rows = tokens * (indexer.heads + 1)
-    step.stream("attention.indexer.rotary", "stream", "pointwise", rows, min(rotary, indexer.size), 1, 1)
+    step.stream("attention.indexer.rotary", "pointwise", rows, min(rotary, indexer.size), 1, 1)
     _choose(step, indexer, step.requests, 1)
-    keep(step, sum(step.requests.context) * indexer.size)
-
-
-def keep(step: Step, elements: float) -> None:
-    """Count elements of the KV cache that a layer keeps beside its keys and values."""
-    step.cache_bytes += step.repeat * float(elements) * dtype_bytes(step.precision.kv_cache)
+    step.keep(sum(step.requests.context) * indexer.size, step.precision.kv_cache)
 
 
 def _choose(step: Step, indexer: Indexer, requests: Requests, ratio: int) -> None:
@@ -202,7 +194,7 @@ def _choose(step: Step, indexer: Indexer, requests: Requests, ratio: int) -> Non
     step.emit("attention.indexer.scores", "bmm", forward, (), (), shape)
     mean = sum(new * keys * n for (new, keys), n in pairs.items()) / requests.tokens
     rows, cols = requests.tokens, max(round(mean / indexer.block), 1)
-    step.stream("attention.indexer.top_k", "reduction", "softmax", rows, cols, 1, 1, grad=0.0)
+    step.stream("attention.indexer.top_k", "softmax", rows, cols, 1, 1, grad=0.0)
 
 
 def write_compressed(step: Step, mixer: Compressed, hidden: int) -> None:
@@ -212,7 +204,7 @@ def write_compressed(step: Step, mixer: Compressed, hidden: int) -> None:
     step.norm("attention.query_norm", tokens, rank)
     step.linear("attention.query_up", tokens, heads * size, rank)
     step.norm("attention.kv_norm", tokens, size)
-    step.stream("attention.rotary", "stream", "pointwise", tokens, (heads + 1) * size, 1, 1)
+    step.stream("attention.rotary", "pointwise", tokens, (heads + 1) * size, 1, 1)
     step.weight(heads)  # sinks
     if mixer.ratio:
         _compress(step, "attention.compressor", mixer, size, hidden)
@@ -221,7 +213,7 @@ def write_compressed(step: Step, mixer: Compressed, hidden: int) -> None:
     seen, window = _visible(step.requests, mixer)
     step.attention(heads, 1, float(size), float(size), kept_per_token=0.0, window=window, requests=seen)
     kept = sum(min(length, mixer.window) + _entries(length, mixer) for length in step.requests.context)
-    keep(step, kept * size)
+    step.keep(kept * size, step.precision.kv_cache)
     group = heads * size // mixer.output_groups
     step.batched("attention.output_down", mixer.output_groups, tokens, mixer.output_rank, group)
     step.linear("attention.output", tokens, hidden, mixer.output_groups * mixer.output_rank)
@@ -235,7 +227,7 @@ def _compress(step: Step, name: str, mixer: Compressed, size: int, hidden: int) 
     """Values and gates of every token, and the sum over each window of `ratio` tokens."""
     tokens, wide = step.requests.tokens, size * (2 if mixer.overlap else 1)
     step.linear(f"{name}.kv_gate", tokens, 2 * wide, hidden)
-    step.stream(f"{name}.sum", "reduction", "softmax", tokens, wide, 2, 1.0 / mixer.ratio, grad=1.5)
+    step.stream(f"{name}.sum", "softmax", tokens, wide, 2, 1.0 / mixer.ratio, grad=1.5)
     step.weight(mixer.ratio * wide + size)  # bias by position, and a norm
 
 
@@ -245,7 +237,8 @@ def _compressed_indexer(step: Step, mixer: Compressed, indexer: Indexer, hidden:
     step.linear("attention.indexer.query", tokens, indexer.heads * indexer.size, indexer.query_rank)
     step.linear("attention.indexer.weights", tokens, indexer.heads, hidden)
     _choose(step, indexer, step.requests, mixer.ratio)
-    keep(step, sum(_entries(length, mixer) for length in step.requests.context) * indexer.size)
+    entries = sum(_entries(length, mixer) for length in step.requests.context)
+    step.keep(entries * indexer.size, step.precision.kv_cache)
 
 
 def _visible(requests: Requests, mixer: Compressed) -> tuple[Requests, int]:
@@ -302,12 +295,12 @@ def _delta_scan(step: Step, mixer: DeltaNet) -> None:
     length, chunks = _chunks(step, DELTA_CHUNK)
     batch, key, value = chunks * mixer.value_heads, mixer.key_size, mixer.value_size
     name = "linear_attention.scan"
-    _activation_products(step, f"{name}_scores", 2 * batch, length, length, key)
-    _activation_products(step, f"{name}_inverse", batch, length, length, length)
-    _activation_products(step, f"{name}_keys", batch, length, key, length)
-    _activation_products(step, f"{name}_values", 2 * batch, length, value, length)
-    _activation_products(step, f"{name}_from_state", 2 * batch, length, value, key)
-    _activation_products(step, f"{name}_to_state", batch, key, value, length)
+    step.batched(f"{name}_scores", 2 * batch, length, length, key, learned=False)
+    step.batched(f"{name}_inverse", batch, length, length, length, learned=False)
+    step.batched(f"{name}_keys", batch, length, key, length, learned=False)
+    step.batched(f"{name}_values", 2 * batch, length, value, length, learned=False)
+    step.batched(f"{name}_from_state", 2 * batch, length, value, key, learned=False)
+    step.batched(f"{name}_to_state", batch, key, value, length, learned=False)
 
 
 def write_mamba2(step: Step, mixer: Mamba2, hidden: int) -> None:
@@ -322,10 +315,10 @@ def write_mamba2(step: Step, mixer: Mamba2, hidden: int) -> None:
     if max(step.requests.queries) > 1:
         length, chunks = _chunks(step, mixer.chunk)
         batch = chunks * mixer.heads
-        _activation_products(step, "mamba.scan_scores", chunks * mixer.groups, length, length, mixer.state)
-        _activation_products(step, "mamba.scan_values", batch, length, mixer.head_size, length)
-        _activation_products(step, "mamba.scan_to_state", batch, mixer.state, mixer.head_size, length)
-        _activation_products(step, "mamba.scan_from_state", batch, length, mixer.head_size, mixer.state)
+        step.batched("mamba.scan_scores", chunks * mixer.groups, length, length, mixer.state, learned=False)
+        step.batched("mamba.scan_values", batch, length, mixer.head_size, length, learned=False)
+        step.batched("mamba.scan_to_state", batch, mixer.state, mixer.head_size, length, learned=False)
+        step.batched("mamba.scan_from_state", batch, length, mixer.head_size, mixer.state, learned=False)
     step.norm("mamba.norm", tokens, inner)
     step.linear("mamba.out", tokens, hidden, inner)
     step.weight(hidden * float(mixer.bias))
@@ -341,9 +334,8 @@ def _chunks(step: Step, size: int) -> tuple[int, int]:
 def _convolution(step: Step, name: str, channels: int, width: int, *, bias: bool) -> None:
     """A short convolution along the sequence, each channel by itself, and the tokens it keeps for the next step."""
     step.weight(channels * (width + bias))
-    step.stream(name, "stream", "pointwise", step.requests.tokens, channels, 1, 1, grad=2.0)
-    kept = len(step.requests.queries) * channels * (width - 1)
-    step.cache_bytes += step.repeat * float(kept) * dtype_bytes(step.precision.activations)
+    step.stream(name, "pointwise", step.requests.tokens, channels, 1, 1, grad=2.0)
+    step.keep(len(step.requests.queries) * channels * (width - 1), step.precision.activations)
 
 
 def _state(step: Step, name: str, heads: int, rows: int, cols: int, element_bytes: float, chunk: int) -> None:
@@ -352,18 +344,7 @@ def _state(step: Step, name: str, heads: int, rows: int, cols: int, element_byte
     step.cache_bytes += step.repeat * float(requests * heads * rows * cols) * element_bytes
     share = element_bytes / dtype_bytes(step.precision.activations)
     passes = requests if max(step.requests.queries) == 1 else _chunks(step, chunk)[1]
-    step.stream(f"{name}.state", "stream", "pointwise", passes * heads * rows, cols, share, share, grad=2.0)
-
-
-def _activation_products(step: Step, name: str, batch: int, rows: int, features: int, width: int) -> None:
-    """A batch of products of two activations."""
-    dtype = step.precision.activations
-    gradients = [
-        matrix_product(batch, rows, width, features, dtype),
-        matrix_product(batch, width, features, rows, dtype),
-    ]
-    forward = [matrix_product(batch, rows, features, width, dtype)]
-    step.emit(name, "bmm", forward, gradients, (), (batch, rows, features))
+    step.stream(f"{name}.state", "pointwise", passes * heads * rows, cols, share, share, grad=2.0)
 
 
 def write_dense(step: Step, block: Dense, hidden: int, name: str = "mlp") -> None:
@@ -379,7 +360,7 @@ def write_dense(step: Step, block: Dense, hidden: int, name: str = "mlp") -> Non
     wide = inner * (2 if block.gated else 1)
     step.linear(f"{name}.gate_up" if block.gated else f"{name}.up", tokens, wide, hidden, bias=wide * block.bias)
     reads, grad = (2, 5.0 / 3.0) if block.gated else (1, 1.5)
-    step.stream(f"{name}.activation", "stream", "pointwise", tokens, inner, reads, 1, grad=grad)
+    step.stream(f"{name}.activation", "pointwise", tokens, inner, reads, 1, grad=grad)
     step.linear(f"{name}.down", tokens, hidden, inner, bias=hidden * block.bias)
 
 
@@ -395,7 +376,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
     tokens = step.requests.tokens
     bias = block.count * block.router_bias + (hidden + block.count) * block.router_scales
     step.linear("mlp.router", tokens, block.count, hidden, dtype=step.precision.activations, bias=bias)
-    step.stream("mlp.top_k", "reduction", "softmax", tokens, block.count, 1, 1)
+    step.stream("mlp.top_k", "softmax", tokens, block.count, 1, 1)
     if block.beside:
         write_dense(step, Dense(block.beside, block.gated), hidden)
         for name in ("beside_norm", "experts_input_norm", "experts_norm"):
@@ -413,7 +394,7 @@ def write_experts(step: Step, block: Experts, hidden: int, expert_parallel: int)
         step.norm("mlp.latent_norm", tokens, width)
     if step.shard is not None:
         # Tokens in the order of their experts and back, gradients likewise.
-        step.stream("mlp.permute", "stream", "pointwise", tokens * block.top_k, width, 2, 2)
+        step.stream("mlp.permute", "pointwise", tokens * block.top_k, width, 2, 2)
     _write_routed(step, block, width, expert_parallel, number(block.shared) if beside else 0.0)
     local = block.count / expert_parallel
     step.weight(local * (block.inner * (2 if block.gated else 1) + width) * block.bias)
@@ -451,6 +432,7 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
     )
     shared = beside / width
     dims = {key: number(value) for key, value in sizes.items()}
+    # A shared expert that runs with the others is one more that every token takes.
     dims |= {"rows": dims["rows"] + shared * tokens, "active": dims["active"] + shared}
     phases: tuple[list[Kernel], list[Kernel], list[Kernel]] = [], [], []
     # Layers may differ in how they store their experts: every way of storing has its share of the launches.
@@ -469,11 +451,14 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         for features, read in (((matrices - 1) * width, hidden), (hidden, width)):
             products = step.products(part, rows, features, read, count * part.share, batch)
             for phase, kernels in zip(phases, products, strict=True):
-                phase += map(_of_an_expert, kernels)
+                for kernel in kernels:
+                    # Families of fp32 products have no operator of experts.
+                    tensor = kernel.family in ("linear", "bmm") and kernel.dtype != "fp32"
+                    phase.append(replace(kernel, op="expert") if tensor else kernel)
     if step.training:
         for phase, passes in zip(phases, (matrices, 2 * matrices - 1), strict=False):
             dtype = step.precision.activations
-            phase.append(rowwise("stream", "pointwise", dims["rows"], width, passes - 1.0, 1.0, dtype))
+            phase.append(rowwise("pointwise", dims["rows"], width, passes - 1.0, 1.0, dtype, graphed=True))
     step.read(hidden, step.precision.products, step.lora is None)
     # Gate and up as they are, what the activation makes of them as the product after it reads it.
     size, narrow = (dtype_bytes(of) for of in (step.precision.activations, step.precision.products))
@@ -486,12 +471,6 @@ def _write_routed(step: Step, block: Experts, hidden: int, expert_parallel: int,
         saved_bytes=float(tokens) * hidden * size + inside,
         rebuilt_bytes=down,
     )
-
-
-def _of_an_expert(kernel: Kernel) -> Kernel:
-    """A product as one of experts; fp32 has no such operator."""
-    tensor = kernel.family in ("linear", "bmm") and kernel.dtype != "fp32"
-    return replace(kernel, op="expert") if tensor else kernel
 
 
 def _expert_kernel(dims: Mapping[str, float], part: Stored, stored_bytes: float) -> Kernel:
@@ -512,7 +491,7 @@ WRITERS: dict[type, Callable[[Step, Any, int], None]] = {
     Compressed: write_compressed,
     DeltaNet: write_delta,
     Mamba2: write_mamba2,
-    Square: write_square,
+    Square: lambda step, mixer, hidden: step.linear(mixer.name, step.requests.tokens, hidden, hidden),
     Dense: write_dense,
 }
 """Writers of what stands in a layer; that of experts needs to know how they are split."""

@@ -165,6 +165,7 @@ class _Header:
         if kind == _ARRAY:
             of, count = self.number("I"), self.number("Q")
             if count > _MOST:
+                # That raises: a damaged count would fill the memory first.
                 self.bytes(count)
             return [self.value(of) for _ in range(count)]
         if kind not in _SCALARS:
@@ -185,6 +186,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     metadata: dict[str, Any] = {}
     types: dict[str, str] = {}
+    # Every part of a cut model has a header; metadata of the whole stand in the first.
     for name in parts_of(path):
         with name.open("rb") as file:
             header = _Header(file, name.name)
@@ -211,8 +213,8 @@ def config_values(path: Path) -> dict[str, Any]:
     metadata, types = read_header(path)
     architecture = metadata.get("general.architecture")
     if architecture not in MODEL_TYPES:
-        known = ", ".join(MODEL_TYPES)
-        raise InputError(f"{path.name}: architecture {architecture!r} is not read from GGUF; expected one of {known}")
+        names = ", ".join(MODEL_TYPES)
+        raise InputError(f"{path.name}: architecture {architecture!r} is not read from GGUF; expected one of {names}")
     values = {
         name: metadata[f"{architecture}.{key}"] for key, name in KEYS.items() if f"{architecture}.{key}" in metadata
     }

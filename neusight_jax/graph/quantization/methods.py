@@ -54,18 +54,21 @@ class Section:
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where
 
+    def _checked(self, key: str, right: Callable[[Any], bool], expected: str) -> Any:
+        """The value of a key, None where it is not there."""
+        value = self.values.get(key)
+        if value is not None and not right(value):
+            raise InputError(f"{self.where}.{key} is {brief(value)}, expected {expected}")
+        return value
+
     def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """A whole number under the first of some keys that is there."""
-        for key in keys:
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{self.where}.{key} is {brief(value)}, expected a whole number of at least {least}")
-            return value
-        if default is None:
+        expected = f"a whole number of at least {least}"
+        values = (self._checked(key, lambda size: type(size) is int and size >= least, expected) for key in keys)
+        number: int | None = next((value for value in values if value is not None), default)
+        if number is None:
             raise InputError(f"{self.where} has no {keys[0]}; expected a whole number")
-        return default
+        return number
 
     def word(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
         """One of a few words, in any case."""
@@ -79,29 +82,21 @@ class Section:
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise InputError(f"{self.where}.{key} is {brief(value)}, expected true or false")
-        return default if value is None else value
+        value = self._checked(key, lambda flag: isinstance(flag, bool), "true or false")
+        return default if value is None else bool(value)
 
     def words(self, key: str) -> list[str]:
         """A list of texts; empty where there is none."""
         value = self.values.get(key)
-        if value is None:
-            return []
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        texts = [value] if isinstance(value, str) else value if value is not None else ()
+        if not isinstance(texts, list | tuple) or not all(isinstance(item, str) for item in texts):
             raise InputError(f"{self.where}.{key} is {brief(value)}, expected a list of module names")
-        return list(value)
+        return list(texts)
 
     def section(self, key: str) -> Section | None:
         """An object below this one."""
-        value = self.values.get(key)
-        if value is None or value == {}:
-            return None
-        if not isinstance(value, Mapping):
-            raise InputError(f"{self.where}.{key} is {brief(value)}, expected an object")
-        return Section(value, f"{self.where}.{key}")
+        value = self._checked(key, lambda inner: isinstance(inner, Mapping), "an object")
+        return Section(value, f"{self.where}.{key}") if value else None
 
     def entries(self, key: str) -> dict[str, Section]:
         """Objects by name below a key."""
@@ -219,10 +214,6 @@ def _bitsandbytes(section: Section) -> Scheme:
     if section.flag("load_in_8bit") or section.flag("_load_in_8bit"):
         return Scheme("int8", 8.0, (1, 0), 32.0, "int8")
     raise InputError(f"{section.where} has neither load_in_4bit nor load_in_8bit; expected one of them to be true")
-
-
-def _eetq(section: Section) -> Scheme:
-    return _grouped(section.word("weights", ("int8",), "int8"), 8, 0, 0)
 
 
 def _quanto(section: Section) -> Scheme:
@@ -403,7 +394,7 @@ METHODS: dict[str, Callable[[Section], Scheme | Read | None]] = {
     "torchao": _torchao,
     "hqq": _hqq,
     "quanto": _quanto,
-    "eetq": _eetq,
+    "eetq": lambda section: _grouped(section.word("weights", ("int8",), "int8"), 8, 0, 0),
     "mlx": _mlx,
     "gguf": _gguf,
 }

@@ -55,6 +55,7 @@ class Names:
             return True
         if self.globs is not None and any(self.globs.search(name) for name in aliases):
             return True
+        # Whoever wrote the expression saw full names, which begin with one of the prefixes.
         full = (prefix + name for name in aliases for prefix in _TABLE["prefixes"])
         return self.regular is not None and any(self.regular.match(name) for name in full)
 

@@ -37,7 +37,7 @@ class Quantization:
     model_type: str
     layers: int
     read: Read
-    _known: dict[Any, dict[Scheme | None, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_node: dict[Any, dict[Scheme | None, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def shares(self, node: str, layers: Sequence[int] = (), features: Sequence[int] = ()) -> dict[Scheme | None, float]:
         """Schemes of a node's weights and their shares, by its layers and the modules it runs as one.
@@ -50,9 +50,9 @@ class Quantization:
           features: outputs of each of its modules; empty = equally many.
         """
         key = (node, tuple(layers), tuple(features))
-        if key not in self._known:
-            self._known[key] = self._shares(node, layers, features)
-        return self._known[key]
+        if key not in self._by_node:
+            self._by_node[key] = self._shares(node, layers, features)
+        return self._by_node[key]
 
     def _shares(self, node: str, layers: Sequence[int], features: Sequence[int]) -> dict[Scheme | None, float]:
         counts: Counter[Scheme | None] = Counter()
@@ -121,6 +121,7 @@ def _places(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, 
 
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    # Multimodal configs have it beside their language part or in it.
     for place in _places(config):
         sections = {key: place[key] for key in QUANTIZED if place.get(key)}
         mlx, other = sections.get("quantization"), sections.get("quantization_config")

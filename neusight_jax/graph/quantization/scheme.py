@@ -42,8 +42,9 @@ class Scheme:
     def weight_bytes(self, features: float, width: float) -> float:
         """Bytes of a matrix, scales and zero points included."""
         parts = (size / (of or size) for size, of in zip((features, width), self.group, strict=True))
-        rows, cols = (_rounded_up(part) for part in parts)
-        stored: float = (features * width * self.bits + rows * cols * self.scale_bits) / 8.0
+        # Whole groups, of a traced size too.
+        groups: list[Any] = [stair(part) if is_traced(part) else math.ceil(part) for part in parts]
+        stored: float = (features * width * self.bits + math.prod(groups) * self.scale_bits) / 8.0
         return stored
 
     @property
@@ -55,11 +56,6 @@ class Scheme:
         if rows > 1:
             return f"block {rows}x{cols}"
         return f"group {cols}" if cols else "per channel" if rows else "per tensor"
-
-
-def _rounded_up(groups: Any) -> Any:
-    """Whole groups, of a traced size too."""
-    return stair(groups) if is_traced(groups) else math.ceil(groups)
 
 
 NVFP4 = Scheme("fp4", 4.0, (1, 16), 8.0)
@@ -127,18 +123,11 @@ class Stored:
         return self.scheme.weight_bytes(features, width) * 8.0 / (features * width * full)
 
 
-_WORDS: tuple[tuple[str, str], ...] = (
-    *(
-        ("embedding", "embeddings"),
-        ("head", "head"),
-        ("score", "head"),
-        ("attention", "attention"),
-        ("mlp.router", "router"),
-        ("mlp.experts", "experts"),
-    ),
-    *(("mlp.shared", "shared experts"), ("mlp", "feed-forward")),
-)
-"""Name for people of the nodes whose names start so."""
+_WORDS: dict[str, str] = {
+    **{"embedding": "embeddings", "head": "head", "score": "head", "attention": "attention"},
+    **{"mlp.router": "router", "mlp.experts": "experts", "mlp.shared": "shared experts", "mlp": "feed-forward"},
+}
+"""Name for people of the nodes whose names start so, the first that fits."""
 
 
 class Ledger:
@@ -153,7 +142,9 @@ class Ledger:
     def add(self, node: str, part: Stored, elements: float) -> None:
         """Write down the `elements` of a node, `part.share` of which are stored so."""
         self.nodes[node] = None
-        self._seen[_word(node)].add(part.plain)
+        spelled = node.split(".")[0].replace("_", " ")
+        word = next((word for start, word in _WORDS.items() if node.startswith(start)), spelled)
+        self._seen[word].add(part.plain)
         if node == "embedding" and part.plain:
             return  # shares are of the layers' weights
         self._elements += elements * part.share
@@ -178,14 +169,10 @@ class Ledger:
             parts.append(f"{scheme.name} ({means}), products in {dtype}{some}")
         plain = [word for word, seen in self._seen.items() if seen == {True}]
         partly = [f"part of {word}" for word, seen in self._seen.items() if len(seen) > 1]
-        left = f"; {_listed([*plain, *partly])} {plain_dtype}" if plain or partly else ""
+        left = f"; {_enumerated([*plain, *partly])} {plain_dtype}" if plain or partly else ""
         return f"weights {'; '.join(parts)}{left}" if parts else f"{method} leaves all weights {plain_dtype}"
 
 
-def _word(node: str) -> str:
-    return next((word for start, word in _WORDS if node.startswith(start)), node.split(".")[0].replace("_", " "))
-
-
-def _listed(words: Iterable[str]) -> str:
+def _enumerated(words: Iterable[str]) -> str:
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

@@ -32,7 +32,7 @@ from neusight_jax.graph.traced.operation import (
     plain_product,
     product_dtype,
     reduction,
-    streamed_kernels,
+    streaming_rules,
     unmodelled,
     windowed,
 )
@@ -85,23 +85,13 @@ def kernels_of_call(call: Call) -> tuple[Kernels, bool]:
     An operator of a known name whose arguments are not those its rule reads (another library's, or of another version)
     is not modelled, and stops no forecast.
     """
-    op = call.op
-    if op in FREE:
-        return (), True
-    rule = _scatter if op in SCATTERS else _RULES.get(op)
-    if rule is not None:
-        try:
-            return rule(call), True
-        except (ValueError, IndexError, TypeError):
-            return unmodelled(call), False
-    kernels = streamed_kernels("aten", call)
-    if kernels is None and (op in POOLS or op.removesuffix("_backward") in POOLS):
-        kernels = _pool(call)
-    if kernels is None and op.removeprefix("_foreach_") in POINTWISE:  # one kernel over a list of arrays
-        kernels = (moved("copy", call.inputs, call.outputs),)
-    if kernels is None and "attention" in op:
-        kernels = _attention(call)
-    return (factorisation(call) or unmodelled(call), False) if kernels is None else (kernels, True)
+    rule = _RULES.get(call.op) or (_attention if "attention" in call.op else None)
+    if rule is None:
+        return factorisation(call) or unmodelled(call), False
+    try:
+        return rule(call), True
+    except (ValueError, IndexError, TypeError):
+        return unmodelled(call), False
 
 
 def _scatter(call: Call) -> Kernels:
@@ -257,11 +247,11 @@ def _per_axis(sizes: Any, axes: int) -> list[int]:
 
 
 def _convolution(call: Call) -> Kernels:
-    image, weight = call.inputs[0], call.inputs[1]
+    (image, weight, *bias), out = call.inputs, call.outputs[0]
     op = "conv_data_gradient" if call.args[6] else "conv"
-    sizes = _conv_sizes(call, image, weight, call.outputs[0].shape[2:], 3)
-    kernels = _conv_pass(op, product_dtype(image, weight), sizes, (image, call.outputs[0]), call)
-    return (*kernels, *_bias(call)) if len(call.inputs) > 2 else kernels
+    sizes = _conv_sizes(call, image, weight, out.shape[2:], 3)
+    kernels = _conv_pass(op, product_dtype(image, weight), sizes, (image, out), call)
+    return (*kernels, streamed("add", out.shape, out.bytes, out.bytes, main_dtype((out,)))) if bias else kernels
 
 
 def _conv_pass(op: str, dtype: str, sizes: Mapping[str, Any], tensors: Sequence[Value], call: Call) -> Kernels:
@@ -313,11 +303,6 @@ def _channels_last(value: Value) -> bool:
     return value.shape[1] == 1 or (value.strides or (0, 1))[1] == min(steps, default=1)
 
 
-def _bias(call: Call) -> Kernels:
-    out = call.outputs[0]
-    return (streamed("elementwise", "add", out.shape, out.bytes, out.bytes, main_dtype((out,))),)
-
-
 def _convolution_backward(call: Call) -> Kernels:
     gradient, image, weight = call.inputs[:3]
     sizes = _conv_sizes(call, image, weight, gradient.shape[2:], 4)
@@ -332,7 +317,7 @@ def _convolution_backward(call: Call) -> Kernels:
     return kernels
 
 
-def _passes(family: str, op: str, reads: float, writes: float, row: int | str | None = None) -> Rule:
+def _passes(op: str, reads: float, writes: float, row: int | str | None = None) -> Rule:
     """The rule of an operator of the table of passes."""
 
     def rule(call: Call) -> Kernels:
@@ -343,8 +328,8 @@ def _passes(family: str, op: str, reads: float, writes: float, row: int | str | 
         elif isinstance(row, int):
             axis = call.args[row] if len(call.args) > row else -1
             cols = x.shape[axis] if isinstance(axis, int) and x.shape else 1
-        written = out.elements * out.element_bytes if family == "softmax" else writes * x.bytes
-        return (streamed(family, op, x.shape, reads * x.bytes, written, main_dtype((x,)), cols),)
+        written = out.elements * out.element_bytes if op.startswith("softmax") else writes * x.bytes
+        return (streamed(op, x.shape, reads * x.bytes, written, main_dtype((x,)), cols),)
 
     return rule
 
@@ -360,12 +345,12 @@ def _batch_norm(call: Call) -> Kernels:
     uses_running = not (backward or trains)
     reads = 4.0 if backward else 1.0 if uses_running else 2.0
     if uses_running or not image.strides or _channels_last(image):
-        family, cols = "memory", image.shape[1]
+        cols = image.shape[1]
     else:
         # The second pass over a row is the kernel's own (`rowwise.NORM`).
-        family, name, reads, cols = "norm", "batchnorm_channels", reads / 2.0, image.elements // image.shape[1]
+        name, reads, cols = "batchnorm_channels", reads / 2.0, image.elements // image.shape[1]
     full, op = image.elements * dtype_bytes("fp32"), f"{name}_backward" if backward else name
-    return (streamed(family, op, image.shape, reads * full, full, "fp32", cols),)
+    return (streamed(op, image.shape, reads * full, full, "fp32", cols),)
 
 
 def _group_norm(call: Call) -> Kernels:
@@ -374,7 +359,7 @@ def _group_norm(call: Call) -> Kernels:
     channels, pixels, groups = (call.args[at] for at in ((6, 7, 8) if backward else (4, 5, 6)))
     reads, cols = (2.0, pixels) if backward else (1.0, channels // groups * pixels)
     op = "groupnorm_backward" if backward else "groupnorm"
-    return (streamed("norm", op, image.shape, reads * image.bytes, image.bytes, main_dtype((image,)), cols),)
+    return (streamed(op, image.shape, reads * image.bytes, image.bytes, main_dtype((image,)), cols),)
 
 
 def _loss(call: Call) -> Kernels:
@@ -385,7 +370,6 @@ def _loss(call: Call) -> Kernels:
     largest = max(call.inputs, key=lambda value: value.elements)
     made = largest.view(largest.shape, float(largest.elements))
     pointwise = streamed(
-        "elementwise",
         "pointwise",
         made.shape,
         sum(value.bytes for value in call.inputs),
@@ -399,14 +383,14 @@ def _loss(call: Call) -> Kernels:
 def _softmax_backward(call: Call) -> Kernels:
     """The gradient times the result, then its kernel (aten/native/cuda/SoftMax.cu)."""
     gradient, out = call.inputs[0], call.outputs[0]
-    product = streamed("elementwise", "mul", gradient.shape, 2.0 * gradient.bytes, gradient.bytes, main_dtype((out,)))
-    return (product, *_passes("softmax", "softmax_backward", 2, 1, 2)(call))
+    product = streamed("mul", gradient.shape, 2.0 * gradient.bytes, gradient.bytes, main_dtype((out,)))
+    return (product, *_passes("softmax_backward", 2, 1, 2)(call))
 
 
 def _layer_norm_backward(call: Call) -> Kernels:
-    kernels = _passes("norm", "layernorm_backward", 2, 1, "shape")(call)
+    kernels = _passes("layernorm_backward", 2, 1, "shape")(call)
     if len(call.outputs) > 1 and call.args[-1][1]:
-        kernels += _passes("norm", "layernorm_weight_gradient", 2, 0, "shape")(call)
+        kernels += _passes("layernorm_weight_gradient", 2, 0, "shape")(call)
     return kernels
 
 
@@ -418,15 +402,8 @@ def _picked(call: Call, table: Value) -> Value:
 
 def _embedding_backward(call: Call) -> Kernels:
     """The table of zeros, and a row added to for every index."""
-    gradient, zeros = call.inputs[0], call.outputs[0]
-    size = zeros.elements * zeros.element_bytes
-    filled = streamed("memory", "fill", zeros.shape, 0.0, size, main_dtype((zeros,)))
-    return filled, moved("embedding_backward", (gradient, gradient), (gradient,))
-
-
-def _embedding_bag(call: Call) -> Kernels:
-    """Sums of the rows that are picked, not of the table."""
-    return (moved("gather", (_picked(call, call.inputs[0]), call.inputs[1]), call.outputs[:1]),)
+    gradient = call.inputs[0]
+    return *fill(call), moved("embedding_backward", (gradient, gradient), (gradient,))
 
 
 def _embedding_bag_backward(call: Call) -> Kernels:
@@ -439,7 +416,7 @@ def _dropout(call: Call) -> Kernels:
     x, out = call.inputs[0], call.outputs[0]
     op, written = call.op.removeprefix("native_"), float(out.elements * out.element_bytes)
     read, written = (x.bytes, written + x.elements) if op == "dropout" else (x.bytes + x.elements, written)
-    return (streamed("memory", op, out.shape, read, written, main_dtype((out,))),)
+    return (streamed(op, out.shape, read, written, main_dtype((out,))),)
 
 
 def _attention(call: Call) -> Kernels:
@@ -451,12 +428,17 @@ def _attention(call: Call) -> Kernels:
     if dtype not in FLASH:
         return attention_kernels(prod(outer), queries, keys, head, value_head, dtype, backward=backward)
     heads, kv_heads = (tensor.shape[-3] if len(tensor.shape) > 2 else 1 for tensor in (query, key))
-    sizes = (prod(outer) // heads, queries, keys, heads, kv_heads, (head + value_head) / 2)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": (head + value_head) / 2}
     causal = any(argument is True for argument in call.args)
-    return (fused_attention(*sizes, dtype, causal=causal)[backward],)
+    kernels = fused_attention(queries, keys, dtype, repeat=prod(outer) // heads, causal=causal, **sizes)
+    return (kernels[backward],)
 
 
 _RULES: dict[str, Rule] = {
+    **streaming_rules("aten"),
+    # An operator of this kind is one kernel over a list of arrays.
+    **{f"_foreach_{name}": lambda call: (moved("copy", call.inputs, call.outputs),) for name in POINTWISE},
+    **dict.fromkeys((*POOLS, *(f"{name}_backward" for name in POOLS)), _pool),
     **{name: _passes(*row) for name, row in table("graph.traced", "operators")["aten"]["passes"].items()},
     **dict.fromkeys(("mm", "bmm", "matmul", "mv", "_scaled_mm", "_int_mm"), lambda call: _product(*call.inputs[:2])),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: _product(*call.inputs[1:3])),
@@ -475,9 +457,14 @@ _RULES: dict[str, Rule] = {
     "_softmax_backward_data": _softmax_backward,
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
     "embedding_dense_backward": _embedding_backward,
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
+    **dict.fromkeys(
+        ("_embedding_bag", "_embedding_bag_forward_only"),
+        lambda call: (moved("gather", (_picked(call, call.inputs[0]), call.inputs[1]), call.outputs[:1]),),
+    ),
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _embedding_bag_backward),
     **dict.fromkeys(("native_dropout", "dropout", "native_dropout_backward", "dropout_backward"), _dropout),
     "nll_loss_forward": lambda call: (moved("gather", (call.inputs[1], call.inputs[1]), call.outputs[:1]),),
     "nll_loss_backward": fill,
+    **dict.fromkeys(SCATTERS, _scatter),
+    **dict.fromkeys(FREE, lambda _: ()),
 }

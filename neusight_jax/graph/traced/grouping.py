@@ -20,7 +20,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import UNMODELLED, Graph, Node, Operand
 from neusight_jax.graph.kernel import streamed
 from neusight_jax.graph.traced.linear_algebra import complex_product, is_complex, unrated_dtype, unrated_product
-from neusight_jax.graph.traced.memory import Holding, peak_bytes
+from neusight_jax.graph.traced.memory import BACKWARD, Holding, peak_bytes
 from neusight_jax.graph.traced.operation import (
     PRODUCT_FAMILIES,
     Call,
@@ -32,7 +32,6 @@ from neusight_jax.graph.traced.operation import (
     against_order,
     arithmetic_dtype,
     main_dtype,
-    on_path,
     operators,
     producers,
     readers,
@@ -66,6 +65,7 @@ def assemble(
     sources = cheap_sources(live, needed) if fused else {}
     nodes = []
     steps, unstored = list(range(len(live))), dict[int, Value | None](sources)
+    # What a group reads stays in memory until its last member, at whose place it runs.
     for members in group(live, fused):
         inside = {where[id(item)] for item in members}
 
@@ -259,6 +259,7 @@ def _between(
     products: set[int] = set()
     softmax: list[int] = []
     reduced = False
+    # Up from the operand to the nearest products: attention has one, with a softmax on the way.
     while todo:
         at = producer.get(todo.pop())
         if at is None or at in seen:
@@ -328,7 +329,10 @@ class Walk:
             path = self.options.fp32_convolutions or path
         # The fused attention of fp32 has no tf32, and torch's convolutions know their path.
         if path != "fp32" and "attention" not in call.op and not call.op.startswith("convolution"):
-            kernels = tuple(on_path(kernel, path) for kernel in kernels)
+            kernels = tuple(
+                replace(kernel, dtype=path) if kernel.family in PRODUCT_FAMILIES and kernel.dtype == "fp32" else kernel
+                for kernel in kernels
+            )
         if any(kernel.family in PRODUCT_FAMILIES for kernel in kernels):
             if unrated := unrated_dtype(call):
                 kernels, modelled, full_name = unrated_product(call, kernels), False, f"{full_name} of {unrated}"
@@ -376,7 +380,6 @@ CHEAP = operators("fusion", "cheap")
 """Operations that cost less to repeat than to store: XLA repeats them in every kernel that reads their result."""
 COPIES = operators("fusion", "copies")
 """Operations that only move elements."""
-_BACKWARD = PHASES.index("backward")
 
 
 @dataclass
@@ -430,31 +433,28 @@ class _Grouping:
                     source = self.producer.get(value.id)
                     if source is not None and source != at:
                         self._try(at, source)
-        seen: set[int] = set()
-        out = []
-        for at in range(len(self.operations) - 1, -1, -1):
-            fusion = self.group_of[at]
-            if id(fusion) not in seen:
-                seen.add(id(fusion))
-                out.append([self.operations[member] for member in sorted(fusion.members)])
-        return [members for members in reversed(out) if members[0].kind != "free"]
+        # From the end each group is met first at its last member, where it runs.
+        last_first = {id(fusion): sorted(fusion.members) for fusion in reversed(self.group_of)}
+        groups = [[self.operations[member] for member in members] for members in reversed(last_first.values())]
+        return [members for members in groups if members[0].kind != "free"]
 
     def _try(self, at: int, maker: int) -> None:
-        mine, theirs = self.group_of[at], self.group_of[maker]
-        if mine is theirs:
+        consumer, producer = self.group_of[at], self.group_of[maker]
+        if consumer is producer:
             return
         reader, source = self.operations[at], self.operations[maker]
         if source.kind not in ("pointwise", "row") or (source.body, source.phase) != (reader.body, reader.phase):
             return
-        if self._fits(mine, theirs, reader, source) and not self._circular(mine, theirs):
-            self._merge(mine, theirs)
+        if self._fits(consumer, producer, reader, source) and not self._circular(consumer, producer):
+            self._merge(consumer, producer)
 
-    def _fits(self, mine: Group, theirs: Group, reader: Operation, source: Operation) -> bool:
-        if mine.row and theirs.row and mine.row != theirs.row:
+    def _fits(self, consumer: Group, producer: Group, reader: Operation, source: Operation) -> bool:
+        if consumer.row and producer.row and consumer.row != producer.row:
             return False
-        if (theirs.row and reader.kind == "column") or (mine.row and self._has_column(theirs)):
+        has_column = any(self.operations[member].kind == "column" for member in producer.members)
+        if (producer.row and reader.kind == "column") or (consumer.row and has_column):
             return False
-        row = mine.row or theirs.row
+        row = consumer.row or producer.row
         there = max(prod(source.outputs[0].shape), 1)
         here = max(prod(reader.loop), 1)
         if source.kind == "row":
@@ -466,23 +466,20 @@ class _Grouping:
         if there < here and reader.op in JOINING:
             return True
         alone = len(self.readers.get(source.outputs[0].id, ())) == 1
-        return alone and there < here and source.kind == "pointwise" and theirs.row is None
-
-    def _has_column(self, fusion: Group) -> bool:
-        return any(self.operations[member].kind == "column" for member in fusion.members)
+        return alone and there < here and source.kind == "pointwise" and producer.row is None
 
     def _circular(self, one: Group, other: Group) -> bool:
         # A maker outside that needs a member would need the result of a kernel that waits for it.
         both = one.mask | other.mask
         return any(not (both >> maker) & 1 and self.above[maker] & both for maker in one.outer | other.outer)
 
-    def _merge(self, mine: Group, theirs: Group) -> None:
-        theirs.members += mine.members
-        theirs.row = theirs.row or mine.row
-        theirs.mask |= mine.mask
-        theirs.outer |= mine.outer
-        for member in mine.members:
-            self.group_of[member] = theirs
+    def _merge(self, consumer: Group, producer: Group) -> None:
+        producer.members += consumer.members
+        producer.row = producer.row or consumer.row
+        producer.mask |= consumer.mask
+        producer.outer |= consumer.outer
+        for member in consumer.members:
+            self.group_of[member] = producer
 
 
 def cheap_sources(operations: Sequence[Operation], results: Iterable[int]) -> dict[int, Value]:
@@ -532,18 +529,17 @@ def kernels_of(
     dtype = main_dtype(big)
     in_bytes = sum(value.bytes for value in read.values() if value.stored > SCALAR_ELEMENTS)
     out_bytes = sum(value.bytes for value in written.values())
-    family, op, cols = _family(members)
-    kernel = streamed(family, op, loop, in_bytes, out_bytes, dtype, cols)
+    op, cols = _operator(members)
+    kernel = streamed(op, loop, in_bytes, out_bytes, dtype, cols)
     return (against_order(kernel, first),) if len(members) == 1 else (kernel,)
 
 
-def _family(members: Sequence[Operation]) -> tuple[str, str, int | None]:
-    """Family, operator and row length of a group that streams."""
+def _operator(members: Sequence[Operation]) -> tuple[str, int | None]:
+    """Operator of `kernel.rowwise` and row length of a group that streams."""
     rows = [item for item in members if item.kind == "row"]
-    columns = [item for item in members if item.kind == "column"]
     if rows:
-        reduced = {value.id for item in rows for value in item.outputs}
-        stats = set(reduced)
+        # A softmax or norm reads its statistics back: an operation on whole rows depends on what a reduction made.
+        stats = {value.id for item in rows for value in item.outputs}
         back = False
         for item in members:
             if any(value.id in stats for value in item.inputs):
@@ -553,13 +549,13 @@ def _family(members: Sequence[Operation]) -> tuple[str, str, int | None]:
                     stats |= {value.id for value in item.outputs}
         if back:
             softmax = any(item.op in (*EXPONENTIALS, SOFTMAX) for item in members)
-            backward = members[0].phase == _BACKWARD
+            backward = members[0].phase == BACKWARD
             if softmax:
-                return "softmax", "softmax_backward" if backward else "softmax", rows[0].reduced
-            return "norm", "layernorm_backward" if backward else "layernorm", rows[0].reduced
-        return "memory", "reduce", rows[0].reduced
-    if columns:
-        return "memory", "reduce", None
+                return "softmax_backward" if backward else "softmax", rows[0].reduced
+            return "layernorm_backward" if backward else "layernorm", rows[0].reduced
+        return "reduce", rows[0].reduced
+    if any(item.kind == "column" for item in members):
+        return "reduce", None
     if all(item.op in COPIES for item in members):
-        return "memory", "copy", None
-    return "elementwise", "pointwise", None
+        return "copy", None
+    return "pointwise", None

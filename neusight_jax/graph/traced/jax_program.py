@@ -17,7 +17,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import Graph
 from neusight_jax.graph.kernel import collective_kernel
 from neusight_jax.graph.traced.grouping import Walk, assemble
-from neusight_jax.graph.traced.memory import UPDATES, Leaf, Path, argument_names, holding_of
+from neusight_jax.graph.traced.memory import BACKWARD, UPDATES, Leaf, Path, argument_names, holding_of
 from neusight_jax.graph.traced.operation import (
     PRODUCT_FAMILIES,
     Call,
@@ -113,15 +113,12 @@ def collective(call: Call, gpus_per_domain: int = 0) -> Kernels:
     domains = len({rank // gpus_per_domain for rank in group}) if gpus_per_domain else 1
     pair = op == "send_recv"
     ranks, domains = (2, min(domains, 2)) if pair else (len(group), domains)
-    payload = _bytes(call.outputs if op == "all_gather" else call.inputs)
+    arrays = call.outputs if op == "all_gather" else call.inputs
+    payload = sum(value.elements * value.element_bytes for value in arrays)
     return (collective_kernel(op, payload, ranks, domains, dtype=main_dtype(call.inputs)),)
 
 
-def _bytes(values: Sequence[Value]) -> float:
-    return sum(value.elements * value.element_bytes for value in values)
-
-
-BACKWARD, AFTER = PHASES.index("backward"), PHASES.index("weight_gradient")
+AFTER = PHASES.index("weight_gradient")
 
 DEFAULT_PRECISION = (
     "products in fp32: unless jax_default_matmul_precision says otherwise, JAX computes them in tf32 on NVIDIA GPUs "
@@ -294,16 +291,14 @@ class _Walk(Walk):
     def _equation(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         name = eqn.primitive.name
         stack = str(eqn.source_info.name_stack)
-        here = _Place(
-            place.scope + _scope(stack),
-            place.repeat,
-            place.body,
-            BACKWARD if place.phase == BACKWARD or "transpose(" in stack else place.phase,
-            place.axes,
-        )
+        # JAX writes `transpose(...)` into the names of what it transposes: the backward pass.
+        phase = BACKWARD if "transpose(" in stack else place.phase
+        here = replace(place, scope=place.scope + _scope(stack), phase=phase)
         if name in ("scan", "while", "cond"):
             return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](eqn, inputs, here)
-        self._note_shardings(eqn.params)
+        for key in SHARDINGS:
+            for sharding in jax.tree.leaves(eqn.params.get(key), is_leaf=lambda leaf: leaf is None):
+                self.meshes.update(partitioned(sharding))
         if name == "custom_linear_solve":  # its other programs are for gradients
             skipped = sum(eqn.params["const_lengths"][:2])
             solve, right = eqn.params["const_lengths"].solve, sum(eqn.params["const_lengths"])
@@ -319,19 +314,12 @@ class _Walk(Walk):
                         return self.closed(inner, inputs, replace(here, scope=scope))
                     return self._of_device(eqn, inner, inputs, replace(here, scope=scope, axes={**here.axes, **axes}))
         # A group of one device sends nothing: what it receives is what it has.
-        alone = name in COLLECTIVES and len(members(eqn.params, here.axes)) == 1
-        if alone:
+        if name in COLLECTIVES and len(members(eqn.params, here.axes)) == 1:
             return [value.view(tuple(var.aval.shape)) for value, var in zip(inputs, eqn.outvars, strict=True)]
         view = self._view(name, eqn, inputs)
         if view is not None:
             return view
         return self._operation(name, eqn, inputs, here)
-
-    def _note_shardings(self, params: Mapping[str, Any]) -> None:
-        """Note meshes that an equation spreads arrays over."""
-        for key in SHARDINGS:
-            for sharding in jax.tree.leaves(params.get(key), is_leaf=lambda leaf: leaf is None):
-                self.meshes.update(partitioned(sharding))
 
     def _of_device(self, eqn: Any, inner: Any, inputs: list[Value], place: _Place) -> list[Value]:
         """A program over a mesh: one device reads its shards, and its results are shards of whole arrays."""
@@ -414,9 +402,11 @@ class _Walk(Walk):
         params = eqn.params
         length, consts, carried = params["length"], params["num_consts"], params["num_carry"]
         inner = params["jaxpr"].jaxpr.invars
+        shapes = [tuple(var.aval.shape) if hasattr(var.aval, "shape") else () for var in inner]
+        # Constants and what is carried enter the body whole, of the other arrays a slice for each step.
         values = [
-            self._entering(value, var.aval, at < consts + carried)
-            for at, (value, var) in enumerate(zip(inputs, inner, strict=True))
+            value.view(shape) if at < consts + carried else value.part(shape)
+            for at, (value, shape) in enumerate(zip(inputs, shapes, strict=True))
         ]
         body = self._body(place, float(length))
         results = self.closed(params["jaxpr"], values, body)
@@ -429,11 +419,6 @@ class _Walk(Walk):
     def _carries(self, before: Sequence[Value], after: Sequence[Value], body: int) -> None:
         """Note what a loop body changes of what it carries."""
         self.carried |= {(body, one.id) for one, other in zip(before, after, strict=True) if one.id != other.id}
-
-    def _entering(self, value: Value, aval: Any, whole: bool) -> Value:
-        """A loop body's view of an array: the array itself, or one slice of it."""
-        shape = tuple(aval.shape) if hasattr(aval, "shape") else ()
-        return value.view(shape) if whole else value.part(shape)
 
     def _while(self, eqn: Any, inputs: list[Value], place: _Place) -> list[Value]:
         trips = self.options.while_trips

@@ -13,9 +13,9 @@ from math import log2, prod
 
 import jax.numpy as jnp
 
-from neusight_jax.graph.kernel import counted
-from neusight_jax.graph.traced.operation import PRODUCT_FAMILIES, Call, Kernels, Value, is_rated, main_dtype
+from neusight_jax.graph.traced.operation import PRODUCT_FAMILIES, Call, Kernels, Value, is_rated, moved
 from neusight_jax.kernels.families import FAMILIES
+from neusight_jax.kernels.rowwise import COUNTED
 from neusight_jax.kernels.table import Kernel
 
 COMPLEX_FLOP = 4.0
@@ -91,21 +91,27 @@ def unrated_dtype(call: Call) -> str:
 
 def unrated_product(call: Call, kernels: Kernels) -> Kernels:
     """Kernels of a product in a dtype that no path has: FLOP at the rate of fp32, which is the least they take."""
-    flop = sum(_product_flop(kernel) for kernel in kernels if kernel.family in PRODUCT_FAMILIES)
+    flop = 0.0
+    for kernel in kernels:
+        if kernel.family in PRODUCT_FAMILIES:
+            family = FAMILIES[kernel.family]
+            dims = {**dict(family.options), **kernel.dims}
+            work = family.work({name: jnp.array([float(size)]) for name, size in dims.items()}, jnp.array([4.0]))
+            flop += float(work.flop[0]) * kernel.count
     return (_counted("unmodelled", call, flop),)
 
 
-def _product_flop(kernel: Kernel) -> float:
-    family = FAMILIES[kernel.family]
-    dims = {**dict(family.options), **kernel.dims}
-    work = family.work({name: jnp.array([float(size)]) for name, size in dims.items()}, jnp.array([4.0]))
-    return float(work.flop[0]) * kernel.count
-
-
 def _counted(op: str, call: Call, flop: float, passes: float = 1.0) -> Kernel:
-    read, written = (passes * sum(value.bytes for value in side) for side in (call.inputs, call.outputs))
-    largest = max((*call.inputs, *call.outputs), key=lambda value: value.elements)
-    return counted(op, largest.shape, flop, read, written, main_dtype((*call.inputs, *call.outputs)))
+    """A kernel known by its FLOP and bytes alone.
+
+    Args:
+      op: one of `rowwise.COUNTED.ops`.
+      call: whose arrays it moves.
+      flop: arithmetic of the whole launch, FLOP.
+      passes: how often all of them are moved.
+    """
+    kernel = moved("unmodelled", call.inputs, call.outputs, passes)
+    return replace(kernel, family=COUNTED.name, op=op, dims={**kernel.dims, "flop": flop})
 
 
 def is_complex(value: Value) -> bool:

@@ -56,8 +56,6 @@ def given_footprint(
         weights=weights,
         gradients=sum(size for _, size in trained),
         optimizer=moments if optimizer is None else optimizer,
-        activations=0.0,
-        kv_cache=0.0,
         runtime=RUNTIME_BYTES,
         inputs=inputs,
         buffers=buffers,
@@ -295,6 +293,7 @@ class _Evidence:
 
     def _product(self, item: Operation, left: int | None, right: int | None) -> None:
         batched = bool(item.kernels) and item.kernels[0].family == "bmm"
+        # Weights stand on the right of a product, where the left side is an activation.
         computed = left is None or left == _ABSENT  # what is made from nothing is the start of a state
         if batched:
             self._add(left, 0.0 if right is None else -LIKELY)
@@ -329,16 +328,10 @@ def learned(leaves: Sequence[Leaf], results: Sequence[tuple[Path, Value]], late:
     matches = []
     # A result is the gradient of one parameter at most, so it is struck off when it is matched.
     for leaf in leaves:
-        match = next(
-            (
-                at
-                for at, (path, shape) in enumerate(made)
-                if shape == leaf.value.shape and path[len(path) - len(leaf.path) :] == leaf.path
-            ),
-            None,
-        )
+        shape, keys = leaf.value.shape, len(leaf.path)
+        match = next((item for item in made if item[1] == shape and item[0][len(item[0]) - keys :] == leaf.path), None)
         if match is not None:
-            del made[match]
+            made.remove(match)
         matches.append(match is not None)
     return matches
 
@@ -415,11 +408,11 @@ def _assumed(leaves: Sequence[Leaf], leaf_roles: Sequence[Role], sure: Sequence[
     if not doubtful:
         return ()
 
-    def listed(role: Role) -> str:
+    def holding(role: Role) -> str:
         names = dict.fromkeys(leaf.argument for leaf, other in zip(leaves, leaf_roles, strict=True) if other == role)
         return ", ".join(name for name in names if name) or "none"
 
     return (
-        f"memory: parameters are taken to be in the arguments {listed('parameter')}, inputs in {listed('input')}; "
+        f"memory: parameters are taken to be in the arguments {holding('parameter')}, inputs in {holding('input')}; "
         "--parameters (TraceOptions(parameters=...)) says which hold parameters",
     )

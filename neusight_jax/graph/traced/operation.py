@@ -63,7 +63,7 @@ def fill(call: Call) -> Kernels:
     written = value.elements * value.element_bytes
     if value.elements <= 1:
         return ()
-    return (streamed("memory", "fill", value.shape, 0.0, written, main_dtype(call.outputs)),)
+    return (streamed("fill", value.shape, 0.0, written, main_dtype(call.outputs)),)
 
 
 def unmodelled(call: Call) -> Kernels:
@@ -71,7 +71,7 @@ def unmodelled(call: Call) -> Kernels:
     return (moved("unmodelled", call.inputs, call.outputs),)
 
 
-_STREAMED: dict[str, Rule] = {
+_STREAMING: dict[str, Rule] = {
     "fills": fill,
     "random": lambda call: (moved("random", (), call.outputs),),
     "gathers": lambda call: (moved("gather", (*call.outputs[:1], *call.inputs[1:]), call.outputs[:1]),),
@@ -81,11 +81,9 @@ _STREAMED: dict[str, Rule] = {
 """Rules by kinds of operators.yaml."""
 
 
-def streamed_kernels(section: str, call: Call) -> Kernels | None:
-    """Kernels of an operator that only streams; None for all others. `section`: of operators.yaml."""
-    rules = (rule for kind, rule in _STREAMED.items() if call.op in operators(section, kind))
-    rule = next(rules, None)
-    return None if rule is None else rule(call)
+def streaming_rules(section: str) -> dict[str, Rule]:
+    """Rules of the operators of a section of operators.yaml that only stream."""
+    return {op: rule for kind, rule in _STREAMING.items() for op in operators(section, kind)}
 
 
 def product_dtype(left: Value, right: Value) -> str:
@@ -99,10 +97,14 @@ def grouped_product(
 ) -> Kernels:
     """Products of groups, one axis shared out over them, taken as balanced.
 
-    Args:
-      groups: of them; batch: of all that.
-      m, n, k: sizes of the product, K the contraction; of the ragged axis over all groups together.
     Every row is in one group: with fewer rows than groups the others have no work.
+
+    Args:
+      groups: of them.
+      m, n, k: sizes of the product, K the contraction; of the ragged axis over all groups together.
+      dtype: of the arithmetic.
+      ragged: the axis that is shared out.
+      batch: of all that.
     """
     sizes = {"m": float(m), "n": float(n), "k": float(k)}
     active = min(groups, int(sizes[ragged]))
@@ -124,7 +126,7 @@ def windowed(op: str, inputs: Sequence[Value], outputs: Sequence[Value], taps: f
     result = outputs[0]
     read = sum(value.bytes for value in inputs)
     written = sum(float(value.elements * value.element_bytes) for value in outputs)
-    kernel = streamed("window", op, result.shape, read, written, main_dtype((result,)))
+    kernel = streamed(op, result.shape, read, written, main_dtype((result,)))
     return replace(kernel, dims={**kernel.dims, "taps": max(float(taps), 1.0)})
 
 
@@ -182,13 +184,6 @@ class TraceOptions(Record):
         for option, path in (("fp32_products", self.fp32_products), ("fp32_convolutions", self.fp32_convolutions)):
             if path not in ("fp32", "tf32") and (option, path) != ("fp32_convolutions", None):
                 raise InputError(f"{option} is {path!r}, expected 'fp32' or 'tf32'")
-
-
-def on_path(kernel: Kernel, path: str) -> Kernel:
-    """An fp32 product moved to another arithmetic path; other kernels as they are."""
-    if kernel.family in PRODUCT_FAMILIES and kernel.dtype == "fp32":
-        return replace(kernel, dtype=path)
-    return kernel
 
 
 Kind: TypeAlias = Literal["pointwise", "row", "column", "opaque", "free"]
@@ -310,7 +305,7 @@ def moved(op: str, inputs: Sequence[Value], outputs: Sequence[Value], passes: fl
     loop = largest.shape if largest is not None else ()
     dtype = main_dtype((*outputs, *inputs))
     read, written = (passes * sum(value.bytes for value in side) for side in (inputs, outputs))
-    return streamed("memory", op, loop, read, written, dtype)
+    return streamed(op, loop, read, written, dtype)
 
 
 def producers(operations: Sequence[Operation]) -> dict[int, int]:

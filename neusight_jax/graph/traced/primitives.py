@@ -23,7 +23,7 @@ from neusight_jax.graph.traced.operation import (
     product_dtype,
     reduction,
     remaining,
-    streamed_kernels,
+    streaming_rules,
     unmodelled,
     windowed,
 )
@@ -51,10 +51,7 @@ def reduced_axes(call: Call) -> list[int]:
 def kernels_of_primitive(call: Call) -> tuple[Kernels, bool]:
     """Kernels of a primitive of kind "opaque", and whether it is modelled."""
     rule = _RULES.get(call.op, _scatter if call.op.startswith("scatter") else None)
-    kernels = rule(call) if rule is not None else streamed_kernels("jax", call)
-    if kernels is None:
-        return factorisation(call) or unmodelled(call), False
-    return kernels, True
+    return (factorisation(call) or unmodelled(call), False) if rule is None else (rule(call), True)
 
 
 def _dot_general(call: Call) -> Kernels:
@@ -108,8 +105,8 @@ def _conv(call: Call) -> Kernels:
         op = "conv"
         sizes = (batch, channels, features, in_size, out_size, window, stride, window_dilation)
     groups = max(params["feature_group_count"], params["batch_group_count"])
-    named = dict(zip(CONV_SIZES, (*sizes, groups), strict=True))
-    return conv_kernel(op, product_dtype(*call.inputs[:2]), named)
+    by_name = dict(zip(CONV_SIZES, (*sizes, groups), strict=True))
+    return conv_kernel(op, product_dtype(*call.inputs[:2]), by_name)
 
 
 def _scatter(call: Call) -> Kernels:
@@ -119,7 +116,7 @@ def _scatter(call: Call) -> Kernels:
     if target.stored > 1:
         return (scatter,)
     size = target.elements * target.element_bytes
-    return streamed("memory", "fill", target.shape, 0.0, size, main_dtype((target,))), scatter
+    return streamed("fill", target.shape, 0.0, size, main_dtype((target,))), scatter
 
 
 def _pooling_backward(call: Call) -> Kernels:
@@ -130,6 +127,7 @@ def _pooling_backward(call: Call) -> Kernels:
 
 
 _RULES: dict[str, Rule] = {
+    **streaming_rules("jax"),
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _conv,

@@ -13,7 +13,7 @@ from neusight_jax.errors import InputError
 from neusight_jax.graph.graph import MODES, Graph
 from neusight_jax.graph.traced import aten
 from neusight_jax.graph.traced.grouping import FUSABLE, Walk, assemble, kernels_of
-from neusight_jax.graph.traced.memory import Holding, given_footprint
+from neusight_jax.graph.traced.memory import BACKWARD, Holding, given_footprint
 from neusight_jax.graph.traced.operation import Call, Operation, TraceOptions, Value
 from neusight_jax.graph.traced.torch_trace import INPUTS, LONGER_STEPS, SHORT_STEPS, WEIGHTS, aten_graph
 from neusight_jax.kernels.table import PHASES, Kernel
@@ -29,7 +29,6 @@ IN_TF32 = (
     "convolutions of fp32 run in tf32 where the GPU has it, as PyTorch's default is (torch.backends.cudnn.allow_tf32); "
     "fp32_convolutions 'fp32' (--fp32-convolutions fp32) forecasts them in fp32"
 )
-BACKWARD = PHASES.index("backward")
 _VIEW_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "detach", "alias"})
 _SAME = frozenset(
     {"lift_fresh", "lift_fresh_copy", "as_strided_", "detach_", "squeeze_", "swapaxes_", "t_", "transpose_"}
@@ -69,6 +68,7 @@ def graph_from_torch(
     steps: dict[int, int] = {}
     inputs = (tuple(args), dict(kwargs or {}))
     short = graph = _graph(module, inputs, mode, options, name, steps)
+    # A recurrence grows by the same work with every step: two short traces tell it, all steps would be slow to trace.
     for length in steps:
         longer = _graph(module, inputs, mode, options, name, {**steps, length: LONGER_STEPS})
         if [node.name for node in longer.nodes] != [node.name for node in short.nodes]:
@@ -135,13 +135,13 @@ def _holding(module: torch.nn.Module, walk: _Walk, gradients: Sequence[int] | No
     learned = [
         (float(item.numel()), _bytes(item)) for item in parameters if item.requires_grad and gradients is not None
     ]
-    inputs = sum(value.bytes for name, value in walk.given.items() if name.startswith(INPUTS))
-    buffers = sum(value.bytes for name, value in walk.given.items() if not name.startswith((INPUTS, WEIGHTS)))
+    inputs = sum(value.bytes for name, value in walk.sources.items() if name.startswith(INPUTS))
+    buffers = sum(value.bytes for name, value in walk.sources.items() if not name.startswith((INPUTS, WEIGHTS)))
     return Holding(
         footprint=given_footprint(sum(map(_bytes, parameters)), inputs, buffers, learned),
         parameters=float(sum(item.numel() for item in parameters)),
         trained=sum(elements for elements, _ in learned),
-        counted=frozenset((*(gradients or ()), *(value.id for value in walk.given.values()))),
+        counted=frozenset((*(gradients or ()), *(value.id for value in walk.sources.values()))),
         memory=walk.memory,
     )
 
@@ -161,7 +161,7 @@ class _Walk(Walk):
         super().__init__(options)
         self.forward = forward
         self.values: dict[str, Any] = {}
-        self.given: dict[str, Value] = {}  # arguments, parameters, buffers and constants, by the name of their node
+        self.sources: dict[str, Value] = {}  # arguments, parameters, buffers and constants, by the name of their node
         # Dropout on fake tensors is drawn, scaled and multiplied; on a GPU it is one kernel.
         self.masks: set[int] = set()
         self._latest: dict[int, int] = {}
@@ -169,8 +169,9 @@ class _Walk(Walk):
         self._count = 0
 
     def run(self, graph: Any) -> list[int]:
-        """Walk the graph; ids of the arrays it returns, and of those it was given and has written to."""
+        """Walk the graph; ids of the arrays it returns, and of those it was sources and has written to."""
         results: list[int] = []
+        # In order of the graph, so that what a node reads has a value.
         for node in graph.nodes:
             branch: Any = getattr(graph.owning_module, node.target, None) if node.op == "get_attr" else None
             if hasattr(branch, "graph"):
@@ -179,12 +180,12 @@ class _Walk(Walk):
                 made = self._fresh(node.meta.get("val", node.meta.get("tensor_meta")))
                 self.values[node.name] = made
                 if isinstance(made, Value):
-                    self.given[node.name] = made
+                    self.sources[node.name] = made
             elif node.op == "output":
                 results = [value.id for value in _values(self._now(self._read(node.args)))]
             elif node.op == "call_function":
                 self.values[node.name] = self._call(node)
-        return results + [self._latest[value.id] for value in self.given.values() if value.id in self._latest]
+        return results + [self._latest[value.id] for value in self.sources.values() if value.id in self._latest]
 
     def _fresh(self, tensor: Any) -> Any:
         if isinstance(tensor, list | tuple):
@@ -236,7 +237,8 @@ class _Walk(Walk):
         inputs = tuple(_values((args, tuple(self._now(value) for value in keywords.values()))))
         in_place = op.endswith("_") and not op.endswith("__")
         returned, outputs = made, tuple(_values(made))
-        if written and _returns_what_it_writes(target):
+        # Forms in place, and those with an `out`, make nothing new.
+        if written and all(_is_written(item) for item in target._schema.returns):
             returned, outputs = (list(written) if isinstance(made, list) else written[0]), ()
         plain = op[:-1] if in_place else op
         # On fake tensors autograd adds to its zeros out of place; on real ones it does so in place.
@@ -340,14 +342,14 @@ def _written(target: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) ->
     schema = getattr(target, "_schema", None)
     tensors = []
     for at, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if _is_written(argument):
             tensors += _values(args[at] if at < len(args) else keywords.get(argument.name))
     return tuple(tensors)
 
 
-def _returns_what_it_writes(target: Any) -> bool:
-    """Whether an operator makes nothing new: forms in place, and those with an `out`."""
-    return all(item.alias_info is not None and item.alias_info.is_write for item in target._schema.returns)
+def _is_written(item: Any) -> bool:
+    """Whether an operator writes to what its schema has here."""
+    return item.alias_info is not None and item.alias_info.is_write
 
 
 def _strides(tensor: Any) -> tuple[int, ...] | None:

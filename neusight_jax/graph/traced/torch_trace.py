@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -211,27 +211,10 @@ def _as_on_cpu(
 
 
 def _interpreted(exported: Any) -> Any:
-    """A module that runs an exported graph node by node, so that the trace keeps the names of its modules."""
-    import torch
+    """A module that runs an exported program operator by operator, so that the trace keeps the names of its modules.
 
-    class Interpreted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()
-            self.exported = exported
-
-        def forward(self, *leaves: Any) -> Any:
-            return _as_on_gpu(self.exported, leaves)
-
-    return Interpreted()
-
-
-def _like(parameter: torch.Tensor, training: bool) -> torch.Tensor:
-    wanted = training and parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex())
-    return parameter.detach().requires_grad_(wanted)
-
-
-def _as_on_gpu(program: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Run an exported program operator by operator; the trace then has what a GPU would be given to do."""
+    The trace then has what a GPU would be given to do.
+    """
     import torch
 
     class AsOnGpu(torch.fx.Interpreter):  # type: ignore[misc, unused-ignore]
@@ -251,10 +234,24 @@ def _as_on_gpu(program: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             if name == "scaled_dot_product_attention":
                 return _attention(args, kwargs, torch.get_autocast_dtype("cpu") if cast else None)
             if cast and name in AUTOCAST_FP32:
-                args = tuple(leaf.float() if _is_float(leaf) else leaf for leaf in args)
+                floats = [isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in args]
+                args = tuple(leaf.float() if is_float else leaf for leaf, is_float in zip(args, floats, strict=True))
             return super().call_function(target, args, kwargs)
 
-    return AsOnGpu(program).run(*inputs, enable_io_processing=False)
+    class Interpreted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.exported = exported
+
+        def forward(self, *leaves: Any) -> Any:
+            return AsOnGpu(self.exported).run(*leaves, enable_io_processing=False)
+
+    return Interpreted()
+
+
+def _like(parameter: torch.Tensor, training: bool) -> torch.Tensor:
+    wanted = training and parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex())
+    return parameter.detach().requires_grad_(wanted)
 
 
 def _shortened(steps: dict[int, int]) -> Any:
@@ -300,12 +297,6 @@ def _resized() -> Any:
     made.register_fake(empty)
     made.register_autograd(lambda ctx, result: (made(result, ctx.axis, ctx.length), None, None), setup_context=saved)
     return made
-
-
-def _is_float(leaf: Any) -> bool:
-    import torch
-
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
