@@ -103,13 +103,12 @@ def serve(
       limits: of every GPU, `power_limit_w` and `clock_limit_hz`: each step settles at a clock of its own under them.
     Raises: `InputError` for unusable input, targets below one step's time, or a load that no layout carries.
     """
-    ranks = Ranks(tensor_parallel, expert_parallel, data_parallel)
+    ranks, constants = Ranks(tensor_parallel, expert_parallel, data_parallel), engine_of(engine)
     priced, engine_runs = prices_of(prices), _method(method, trace is not None, ranks)
     targets: dict[str, Any] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "percentile": percentile}
     targets |= {"max_gpus": max_gpus, "max_kw": max_kw}
     load, requests = _load(trace, input_tokens, output_tokens, users, request_rate, **targets)
     clusters = {name: with_gpu(each, **(limits or {})) for name, each in named_machines(machines).items()}
-    constants = engine_of(engine)
     setups, model = _options(clusters, options or {}, engine_runs), _model(config, dtypes or {}, expert_skew)
     served = _Served(clusters, setups, model, load, requests, (options or {}).get("draft_tokens") == BEST_DRAFT)
     tried = served.replicas(predictor, constants, ranks)

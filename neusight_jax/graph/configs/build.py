@@ -246,21 +246,50 @@ def graph_from_config(
         lora = _adapters(parsed, kind, mode, lora)
         devices = (whole("tensor_parallel", tensor_parallel), whole("expert_parallel", expert_parallel))
         graph = _step_graph(parsed, kind, batch_size, sequence_length, mode, dtype, options, devices, lora)
-        if engine == LLAMA_CPP:
-            graph = as_llama_cpp(graph)
-        elif execution == "eager":
-            if mode == "training" and graph.dtype in NARROW:
-                raise InputError(
-                    f"{parsed.name}: PyTorch by itself trains in 16 bits or wider, not {graph.dtype}; leave execution "
-                    "out, for the kernels of a training framework"
-                )
-            graph = as_eager(graph, kind, attention=attention)
-        return with_states(graph, optimizer, gradient_dtype)
+        graph = _as_executed(graph, kind, engine, execution, attention)
+    else:
+        split = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+        split = {name: devices for name, devices in split.items() if devices != 1}
+        refused = {**options, "lora": lora, **split}
+        graph = _recorded(parsed, kind, batch_size, sequence_length, mode, dtype, fused, execution, attention, refused)
+    return with_states(graph, optimizer, gradient_dtype)
+
+
+def _as_executed(graph: Graph, kind: str, engine: str | None, execution: str | None, attention: str | None) -> Graph:
+    """A step of a server's fused kernels as llama.cpp or eager PyTorch runs it, where one of them is asked for."""
+    if engine == LLAMA_CPP:
+        return as_llama_cpp(graph)
+    if execution != "eager":
+        return graph
+    if graph.mode == "training" and graph.dtype in NARROW:
+        raise InputError(
+            f"{graph.name}: PyTorch by itself trains in 16 bits or wider, not {graph.dtype}; leave execution "
+            "out, for the kernels of a training framework"
+        )
+    return as_eager(graph, kind, attention=attention)
+
+
+def _recorded(
+    parsed: Config,
+    kind: str,
+    batch_size: int,
+    sequence_length: Any,
+    mode: str,
+    dtype: str,
+    fused: bool | None,
+    execution: str | None,
+    attention: str | None,
+    refused: Mapping[str, Any],
+) -> Graph:
+    """The graph of a model that is recorded operator by operator, as PyTorch runs it.
+
+    Args:
+      parsed, kind, batch_size, sequence_length, mode, dtype, fused, execution, attention: as of `graph_from_config`.
+      refused: options that these models do not have; any but None is an error.
+    """
     if execution == "engine":
         raise InputError(f"{parsed.name}: engines run decoders; for {kind} expected execution eager or compiled")
-    split = {"tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
-    split = {name: devices for name, devices in split.items() if devices != 1}
-    _refuse_for_eager(parsed, kind, mode, {**options, "lora": lora, **split})
+    _refuse_for_eager(parsed, kind, mode, refused)
     batch, sequence = whole("batch_size", batch_size), whole("sequence_length", sequence_length)
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
@@ -268,8 +297,7 @@ def graph_from_config(
     ARCHITECTURES[kind](tape, parsed, batch, sequence)
     graph = eager_graph(parsed, tape, batch, sequence, fused=bool(fused))
     trained = kind == "gpt2" and mode == "training" and dtype == EAGER_DTYPE
-    graph = replace(graph, launched="eager" if trained or execution == "eager" else "host")
-    return with_states(graph, optimizer, gradient_dtype)
+    return replace(graph, launched="eager" if trained or execution == "eager" else "host")
 
 
 def _fused(fused: bool | None, execution: str | None, attention: str | None) -> bool | None:
