@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
+    "arithmetic.py",
     "model/physics.py",
     "model/heads.py",
     "model/roofline.py",
@@ -50,7 +51,13 @@ NAMES = frozenset(
 )
 """Constants that are no physics: positions, numbers of libraries, sizes of arrays, and where a training starts."""
 
-TABLES: dict[str, tuple[str, ...]] = {"Head": ("tensor_bounds",), "field": ("default",), "len": (), "_ways": ()}
+TABLES: dict[str, tuple[str, ...]] = {
+    "Head": ("tensor_bounds",),
+    "field": ("default",),
+    "len": (),
+    "_ways": (),
+    "Dtype": (),
+}
 """Rows of tables of constants, and which of their named arguments hold some."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neusight_jax import arithmetic
 from neusight_jax.kernels.family import (
     SCALE_BLOCK,
     TILE,
@@ -334,9 +335,8 @@ GEMM_FP8 = replace(GEMM, name="gemm_fp8", network="gemm_fp8", work=_scaled_work,
 GEMM_FP4 = replace(GEMM, name="gemm_fp4", network="gemm_fp4", work=_packed_work)
 """Four-bit operands with block scales (nvfp4), packing of the activations included."""
 
+_PRODUCTS = {family.name: family for family in (GEMM, GEMM_FP8, GEMM_FP4)}
 FAMILY_BY_DTYPE: dict[str, Family] = {
-    **dict.fromkeys(("tf32", "bf16", "fp16"), GEMM),
-    **dict.fromkeys(("fp8", "int8"), GEMM_FP8),
-    "fp4": GEMM_FP4,
+    name: _PRODUCTS[dtype.products] for name, dtype in arithmetic.TABLE.items() if dtype.products
 }
 """Family of a product by dtype, where that is not fp32."""

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from neusight_jax import arithmetic
+
 
 def _fixed(source: str) -> dict[str, Any]:
     return {"width": 0.0, "source": source}
@@ -101,7 +103,7 @@ class Physics:
         default=0.75, metadata=fitted(0.2, "16 nm 20 pJ, 12 nm 16 pJ, 7 nm 11 pJ, 4 nm 7 pJ")
     )
     dtype_energy: tuple[float, ...] = field(
-        default=(1.0, 0.13, 0.065, 0.065, 0.033, 0.017, 0.033, 1.3),
+        default=tuple(dtype.energy for dtype in arithmetic.TABLE.values()),
         metadata=_fixed(
             "boards at full matrix rate within their power; halves by width; fp64: HPL on A100, 14 TFLOP/s in 400 W "
             "(Selene, Top500 of 2020)"

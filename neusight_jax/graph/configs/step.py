@@ -27,9 +27,9 @@ from neusight_jax.graph.quantization.scheme import Ledger, Scheme, Stored, store
 from neusight_jax.kernels.family import is_traced, largest, number
 from neusight_jax.kernels.table import Kernel
 
-NARROW: tuple[str, ...] = ("fp8", "fp4", "int8")
+NARROW: tuple[str, ...] = tuple(name for name in DTYPES if dtype_bytes(name) < 2.0)
 """Dtypes of products only: activations beside them are bf16."""
-EIGHT_BITS: tuple[str, ...] = ("fp8", "int8")
+EIGHT_BITS: tuple[str, ...] = tuple(name for name in DTYPES if dtype_bytes(name) == 1.0)
 """Those whose measured products do not hold the quantization of their activations."""
 UNFUSED: tuple[str, ...] = ("attention.output",)
 """Products whose activations come from attention, which engines quantize in a kernel of its own. The kernels before all
