@@ -20,7 +20,7 @@ ROOMS = {
     "neusight_jax.datasets": HOME.parent / "datasets",
 }
 FLOORS = (
-    *("ground", "records", "hardware", "kernels", "model", "datasets"),
+    *("ground", "checkpoints", "records", "hardware", "kernels", "model", "datasets"),
     *("graph", "graph.quantization", "graph.configs", "graph.traced", "job"),
     *("profiling", "scaling", "answers", "sweeps", "training", "training.evaluation", "layouts", "serving", "designs"),
     *("reports", "explorer", "cli"),

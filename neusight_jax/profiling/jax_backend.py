@@ -127,10 +127,7 @@ class JaxPrepared:
             for set_index in range(sets)
         )
         if case.op in COLLECTIVE_OPS:
-            ranks = case.sizes["ranks"]
-            # What one rank holds is placed on all of them.
-            tiled = jax.tree.map(lambda shard: jnp.tile(shard, ranks), self._inputs)
-            self._inputs = jax.device_put(tiled, _ranks(ranks))
+            self._inputs = jax.tree.map(lambda operand: _on_ranks(operand, case.sizes["ranks"]), self._inputs)
         self._kernel = jax.jit(kernel)
         out, where = jax.eval_shape(kernel, *self._inputs[0]), self._inputs[0][0].sharding
         self._outputs = tuple(jnp.zeros(out.shape, out.dtype, device=where) for _ in range(sets))
@@ -190,8 +187,13 @@ def _ranks(count: int) -> NamedSharding:
     return NamedSharding(mesh, _EACH)
 
 
+def _on_ranks(shard: Any, ranks: int) -> Any:
+    """Place what one rank holds on all of them."""
+    return jax.device_put(jnp.tile(shard, ranks), _ranks(ranks))
+
+
 def _collective(case: Case) -> Callable[..., Any]:
-    """A collective of arrays with a part on each of `_ranks`."""
+    """A collective of arrays of `_on_ranks`."""
     run: Callable[..., Any] = {
         "all_reduce": lambda x: _lax.psum(x, RANKS),
         "all_gather": lambda x: _lax.all_gather(x, RANKS, tiled=True),
