@@ -111,6 +111,7 @@ class Pieces:
         self.work = Entries()
         self._pieces: dict[Any, int] = {}
         self._forms: dict[Any, Form] = {}
+        self._kinds: dict[int, tuple[int, ...]] = {}
         self._order = {at: layer for layer, numbers in ask.model.layers.items() for at in numbers}
         self._updates: dict[Any, np.ndarray] = {}
         self._tensor_cores: bool | None = None
@@ -187,7 +188,9 @@ class Pieces:
 
     def kinds(self, layout: Parallelism) -> tuple[int, ...]:
         """Kind of each stage."""
-        return stage_kinds(layout, self.ask.model.depth)
+        if layout.stages not in self._kinds:
+            self._kinds[layout.stages] = stage_kinds(layout, self.ask.model.depth)
+        return self._kinds[layout.stages]
 
     def between_bytes(self, layout: Parallelism) -> float:
         """Activations between two stages, bytes of one rank."""
