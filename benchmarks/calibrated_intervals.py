@@ -5,7 +5,7 @@
 `DIR` is a folder of the measurement schema. Every GPU is left out of the fits (two seeds as one), its interval made of
 the errors of the other GPUs left out, and calibrated with K kernels chosen as `profile --list` chooses (four draws).
 Coverage of its other rows by the interval before and after, mean over GPUs (least of a GPU), in percent, and the
-interval score (Winkler's).
+interval score (`intervals.interval_score`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 
 from neusight_jax.errors import run_script
-from neusight_jax.model.intervals import LEVEL, empty_intervals, gpu_ratios, kernel_bounds, range_of
+from neusight_jax.model.intervals import empty_intervals, gpu_ratios, kernel_bounds, range_of
 from neusight_jax.model.latency import predict_kernels
 from neusight_jax.training.calibration import calibrate
 from neusight_jax.training.data import NETWORKS, Rows, devices_with, sweep_rows, thin
 from neusight_jax.training.evaluation.protocols import ROWS_PER_DEVICE, designed_order, read_for, rows_table
 from neusight_jax.training.evaluation.systems import fit_tile
 from neusight_jax.training.fit import Job, settings_for
-from neusight_jax.training.intervals import conformal_interval, left_out_widenings, narrowed
+from neusight_jax.training.intervals import conformal_interval, interval_score, left_out_widenings, narrowed
 from neusight_jax.training.left_out import fit_left_out, left_out_predictor
 from neusight_jax.training.objectives import MixtureObjective, effect_penalties
 from neusight_jax.training.prior import prior_of
@@ -65,8 +65,7 @@ def family_scores(rows: Rows) -> list[dict[str, object]]:
                 rest = np.setdiff1d(np.arange(len(own.seconds)), taken)
                 logs = np.log(predict_kernels(tuned, gpu, every))
                 for when, log, half in (("before", plain, width * machine), ("after", logs, after * machine)):
-                    beyond = np.maximum(np.abs((np.log(own.seconds) - log)[rest]) - half, 0.0)
-                    inside, score = np.mean(beyond == 0.0), 2.0 * half + 2.0 / (1.0 - LEVEL) * np.mean(beyond)
+                    inside, score = interval_score((np.log(own.seconds) - log)[rest], -half, half)
                     head = {"family": name, "device": device, "kernels": count, "when": when}
                     records.append({**head, "inside": 100 * inside, "half": half, "score": score})
     return records

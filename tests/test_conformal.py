@@ -32,6 +32,7 @@ from neusight_jax.model.mixture import MixturePredictor
 from neusight_jax.training.intervals import (
     conformal_interval,
     coverage,
+    interval_score,
     left_out_widening,
     narrowed,
     own_coverage,
@@ -40,6 +41,13 @@ from neusight_jax.training.intervals import (
 )
 
 WIDTH = np.array([-0.2, 0.3], np.float32)
+
+
+def test_an_interval_score_by_hand() -> None:
+    """-0.2 to 0.3 holds two of four, its ends; the others lie 0.1 and 0.3 outside: 0.5 and ten times 0.1."""
+    covered, score = interval_score(np.array([-0.2, 0.3, -0.3, 0.6]), -0.2, 0.3)
+    assert covered == 0.5
+    assert score == pytest.approx(1.5)
 
 
 def test_devices_weigh_the_same_however_many_rows_they_have() -> None:

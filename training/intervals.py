@@ -104,6 +104,13 @@ def own_coverage(residuals: Residuals, device: str) -> float:
     return float(np.mean(np.abs(errors) <= widths))
 
 
+def interval_score(residual: np.ndarray, low: float, high: float) -> tuple[float, float]:
+    """Coverage of an interval, and its score (Winkler's; less is better): the width, and ten times what a residual lies
+    outside by, for an interval that should hold 80 %."""
+    beyond = np.maximum(low - residual, 0.0) + np.maximum(residual - high, 0.0)
+    return float(np.mean(beyond == 0.0)), float(high - low + 2.0 / (1.0 - LEVEL) * np.mean(beyond))
+
+
 def coverage(residuals: Residuals, level: float) -> dict[str, float]:
     """For every device, the share of its residuals inside the interval of all others."""
     out = {}
