@@ -21,10 +21,7 @@ from neusight_jax.graph.configs.config import read_config, whole
 from neusight_jax.graph.configs.decoder import read_decoder
 from neusight_jax.graph.graph import Footprint, Graph
 from neusight_jax.graph.memory import footprint, parameter_count
-from neusight_jax.graph.optimizers import (
-    optimizer_of,
-    state_notes,
-)
+from neusight_jax.graph.optimizers import optimizer_of, state_notes
 from neusight_jax.job.footprint import COMMUNICATION_BYTES, SHARDED_SINCE
 from neusight_jax.job.messages import Message, Sizes, parameter_messages
 from neusight_jax.job.parallelism import Parallelism
@@ -217,7 +214,7 @@ def plan_of(pieces: Pieces, layout: Parallelism, nodes: tuple[str, ...] = ()) ->
         global_batch_size=ask.global_batch_size,
         sequence_length=ask.sequence_length,
         micro_batches=layout.micro_batches(ask.global_batch_size),
-        layers=tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)),
+        layers=form.layer_counts,
         kinds=pieces.kinds(layout),
         messages=pieces.messages(layout),
         message_bytes=pieces.between_bytes(layout),

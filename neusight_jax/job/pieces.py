@@ -75,6 +75,11 @@ class Form:
     parts: Mapping[int, Part]
     layers: Mapping[int, tuple[Layer, ...]]
 
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """Layers of each kind of stage, 1 of a kind that is not there."""
+        return tuple(len(self.layers.get(kind, (0,))) for kind in range(KINDS))
+
 
 class Entries:
     """Rows of a sparse sum: (row, column, factor), gathered one layout after another."""
@@ -236,8 +241,11 @@ class Pieces:
         """How often each kind of stage launches each kernel of the pool for each of `WORK`, [kind, work, kernel]."""
         passes, updates = _columns(self.passes(layout)), _columns(self.updates(layout))
         kernels, rows = len(self.pool.kernels), KINDS * len(WORK)
-        of_pieces = _dense(self.work.arrays(), (len(self.stages) * PIECE_WORK, kernels))
-        launches = _dense(passes, (rows, len(of_pieces))) @ of_pieces + _dense(updates, (rows, kernels))
+        # Only the work of this layout's pieces: a search has hundreds of them.
+        work, place = np.unique(passes[1], return_inverse=True)
+        of_pieces = _dense(_of_rows(self.work.arrays(), work), (len(work), kernels))
+        launches = _dense((passes[0], place, passes[2]), (rows, len(work))) @ of_pieces
+        launches += _dense(updates, (rows, kernels))
         counts: np.ndarray = launches.reshape(KINDS, len(WORK), kernels)
         return counts
 
@@ -289,6 +297,15 @@ class Pieces:
 def _columns(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and factors of entries [entry, 3]."""
     return entries[:, 0].astype(np.int64), entries[:, 1].astype(np.int64), entries[:, 2]
+
+
+def _of_rows(
+    entries: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of some rows, in rising order, with these rows counted from 0."""
+    there = np.isin(entries[0], rows)
+    row, column, factor = (part[there] for part in entries)
+    return np.searchsorted(rows, row), column, factor
 
 
 def _dense(entries: tuple[np.ndarray, np.ndarray, np.ndarray], shape: tuple[int, int]) -> np.ndarray:

@@ -183,7 +183,7 @@ def assemble(
         for block in sent:
             entries["sent"].add(block, at * KINDS * len(SLOTS))
         between.append(last)
-        layers.append(tuple(len(form.layers.get(kind, (0,))) for kind in range(KINDS)))
+        layers.append(form.layer_counts)
     batches = [layout.micro_batches(pieces.ask.global_batch_size) for layout in layouts]
     kinds = tuple(map(pieces.kinds, layouts))
     number = len(layouts) * KINDS
