@@ -28,7 +28,7 @@ from neusight_jax.model.heads import HEADS, ChosenTile, heads_of, launched, most
 from neusight_jax.model.mixture import init_family, mix
 from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import table_residual
-from neusight_jax.model.roofline import LowerBounds, fetched_again, lower_bounds, peak_flop_per_s
+from neusight_jax.model.roofline import LowerBounds, fetched_again, issued_flop_per_s, lower_bounds, peak_flop_per_s
 
 MACHINE = nj.GPU(
     num_sms=100.0,
@@ -116,14 +116,21 @@ def test_a_block_of_a_product_brings_in_its_operands(schedulers: float, issue_s:
     np.testing.assert_allclose(found["compute"][:, 0], block_s, rtol=1e-4)
 
 
+def test_a_matrix_instruction_runs_sixteen_times_as_long_as_it_takes_to_issue() -> None:
+    """Slots that issue 25.6 TFLOP/s of vectors here keep a matrix path of 40 TFLOP/s busy, and one of 640 would be."""
+    gpu = MACHINE.replace(fp32_matrix_flop_per_s=4e13)
+    rates = [float(issued_flop_per_s(gpu, STANDARD, matrix)) for matrix in (False, True)]
+    np.testing.assert_allclose(rates, [25.6e12, 16 * 40e12], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("dtype", "share"),
-    {"tf32": 0.13, "bf16": 0.065, "fp16": 0.065, "fp8": 0.033, "fp4": 0.017, "int8": 0.033}.items(),
+    {"tf32": 0.13, "bf16": 0.065, "fp16": 0.065, "fp8": 0.033, "fp4": 0.017, "int8": 0.033, "fp64": 1.3}.items(),
 )
-def test_energy_of_narrow_dtypes(dtype: str, share: float) -> None:
+def test_energy_of_dtypes_beside_fp32(dtype: str, share: float) -> None:
     """20 pJ a FLOP at 16 nm, times the dtype's share; as much again to feed units of 2048 FLOP a clock, half of it for
     4096. 50 pJ a byte."""
-    family = {"fp8": "gemm_fp8", "int8": "gemm_fp8", "fp4": "gemm_fp4"}.get(dtype, "gemm")
+    family = {"fp8": "gemm_fp8", "int8": "gemm_fp8", "fp4": "gemm_fp4", "fp64": "linear"}.get(dtype, "gemm")
     sizes = {"batch": 1.0, "m": 4096.0, "n": 4096.0, "k": 4096.0}
     for width, feeding in ((0.0, 2.0), (2048.0, 2.0), (4096.0, 1.5)):
         work, found, _ = times(family, MACHINE.replace(matrix_flop_per_cycle=width), dtype, **sizes)
