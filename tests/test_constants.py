@@ -17,14 +17,14 @@ import pytest
 from predictors import work_of
 
 import neusight_jax as nj
-from neusight_jax.arithmetic import DTYPES
+from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
 from neusight_jax.kernels.family import Work
 from neusight_jax.kernels.gemm import TILES
 from neusight_jax.model import mixture
-from neusight_jax.model.heads import HEADS, ChosenTile, heads_of, launched, most_times, physical_times
+from neusight_jax.model.heads import HEADS, LINKED_HEADS, ChosenTile, heads_of, launched, most_times, physical_times
 from neusight_jax.model.mixture import init_family, mix
 from neusight_jax.model.physics import STANDARD
 from neusight_jax.model.residuals import table_residual
@@ -177,6 +177,21 @@ def test_how_far_a_network_may_move_each_time() -> None:
         **{name: bounds[name] for name in ("dram", "power")},
         **{"compute": (0.0, 0.5), "overhead": (-3.0, 1.5)},
     }
+    collectives = {name: head.bounds(FAMILIES["collective"]) for name, head in LINKED_HEADS.items()}
+    assert collectives == {
+        "link": (0.0, 2.5),
+        "dram": (-1.5, 2.0),
+        "nic": (0.0, 1.5),
+        "protocol": (-1.0, 1.5),
+        "hops": (-2.5, 2.5),
+        "far hops": (-1.5, 2.5),
+        "startup": (-1.0, 4.0),
+    }
+
+
+def test_bytes_of_an_element() -> None:
+    sizes = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5, "int8": 1, "fp64": 8}
+    assert {dtype: dtype_bytes(dtype) for dtype in DTYPES} == sizes
 
 
 def test_products_in_four_bits_write_sixteen_and_pack_their_activations() -> None:
@@ -213,6 +228,16 @@ def test_rows_that_are_read_again() -> None:
         assert (larger <= bytes_again).all(), name
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(2.0**20, 8192.0), (80.0, 16384.0)])
+def test_rows_that_are_read_again_in_part(rows: float, cols: float) -> None:
+    """1024 threads take a row. Of 8192 columns 2048 threads hold 64 bytes each, as much as the 128 KiB of L1: the ramp
+    from 0.6 to 1.4 loses a half. 80 SMs hold 1.05 times the 10 MB of L2 and lose 0.56 of that half. 80 rows of twice
+    the columns are 1024 threads of 128 bytes on each of 80 SMs: as much."""
+    passes = works("softmax", rows=rows, cols=cols, reads=1.0, writes=1.0)
+    lost = 0.5 * (80 * 2.0**17 / 10e6 - 0.6) / 0.8
+    np.testing.assert_allclose(fetched_again(MACHINE, passes, STANDARD), lost * 2 * rows * cols * 4, rtol=1e-5)
+
+
 def test_few_long_rows_wait_for_their_loads() -> None:
     """Layer norm of 16 rows of 2^22 numbers: 128 threads take 512 at a time, 8192 loads one after another, twice, 600
     clocks each, however many SMs are idle."""
@@ -221,18 +246,37 @@ def test_few_long_rows_wait_for_their_loads() -> None:
         assert float(np.min(found["onchip"])) == pytest.approx(2 * 8192 * 600 / 1e9, rel=1e-6)
 
 
-def test_where_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+STARTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "softmax": (
+        {"rows": 64.0, "cols": 64.0, "reads": 1.0, "writes": 1.0},
+        {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0},
+    ),
+    "linear": (
+        {"batch": 1.0, "m": 64.0, "n": 64.0, "k": 64.0},
+        {"compute": 0.1, "dram": 0.25, "power": 0.2, "overhead": 0.0},
+    ),
+    "collective": (
+        {"bytes": 64.0, "ranks": 2.0, "domains": 1.0, "operation": 1.0},
+        {"link": 0.25, "dram": 0.0, "nic": 0.25, "protocol": 0.0, "hops": 0.0, "far hops": 0.5, "startup": 2.0},
+    ),
+}
+"""Sizes of a kernel of a family, and where the offset of each of its heads starts."""
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_where_training_starts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that says nothing: e^0.3 of the ideal of arithmetic, e^0.25 of DRAM's ... whichever binds, and 2 us for
     a launch inside a model."""
-    starts = {"compute": 0.3, "dram": 0.25, "reread": -2.0, "onchip": 0.0, "issue": 0.2, "power": 0.2, "overhead": 0.0}
-    parameters: Any = init_family(jax.random.key(0), FAMILIES["softmax"], jnp.ones((2, 14)), (4,), 1)
-    work = jax.tree.map(jnp.asarray, works("softmax", rows=64.0, cols=64.0, reads=1.0, writes=1.0))
-    at = launched(MACHINE, FAMILIES["softmax"], work, jnp.full(1, 1e13), jnp.zeros(1, int))
-    outputs = jnp.zeros((1, 1, 2 * len(HEADS)))  # one component a head, and its offset
+    dims, starts = STARTS[name]
+    family = FAMILIES[name]
+    parameters: Any = init_family(jax.random.key(0), family, jnp.ones((2, 14)), (4,), 1)
+    work = jax.tree.map(jnp.asarray, works(name, **dims))
+    at = launched(MACHINE, family, work, jnp.full(1, 1e13), jnp.zeros(1, int))
+    outputs = jnp.zeros((1, 1, 2 * len(starts)))  # one component a head, and its offset
     bounds, one = LowerBounds(*(jnp.zeros(1),) * 3), jnp.ones(1)
     tile = ChosenTile(jnp.zeros(1, int), *(one for _ in fields(ChosenTile)[1:]))
     for binding, start in starts.items():
-        bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in HEADS}
+        bound: Any = {head: jnp.full((1, 1), 1.0 if head == binding else 1e-9) for head in starts}
         monkeypatch.setattr(mixture, "physical_times", lambda at, bound=bound: bound)
         monkeypatch.setattr(mixture, "most_times", lambda at: {})
         inside: Any = table_residual(parameters.residual, MACHINE, False)

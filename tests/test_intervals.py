@@ -21,6 +21,7 @@ from neusight_jax.model.intervals import (
     Intervals,
     empty_intervals,
     error_correlation,
+    gpu_widening,
     kernel_interval,
     machine_distance,
     ratio_interval,
@@ -134,11 +135,19 @@ def test_how_far_two_machines_are_apart() -> None:
     assert machine_distance(pair, faster_links) == pytest.approx(math.log(2.0))
 
 
+def test_how_far_a_gpu_widens_intervals() -> None:
+    """By half of its distance to the trained range: none inside; 0.3 below and 0.4 above are at 0.5."""
+    trained = jnp.array([[1.0, 1.0], [2.0, 2.0]])
+    ratios = jnp.array([[1.5, 2.0], [0.7, 2.4]])
+    assert gpu_widening(ratios, trained).tolist() == pytest.approx([1.0, 1.25])
+
+
 def test_what_errors_share_falls_with_the_distance() -> None:
     shared = [error_correlation(distance) for distance in (0.0, 0.1, 0.7, REACH, 3.0, math.inf)]
     assert shared == sorted(shared, reverse=True)
     assert (shared[0], shared[-1]) == (1.0, 0.0)
     assert shared[3] == pytest.approx(math.exp(-0.5))
+    assert error_correlation(0.6) == pytest.approx(math.exp(-1 / 8))  # half of the 1.2 over which they come apart
 
 
 def test_the_interval_of_a_ratio() -> None:
