@@ -35,7 +35,7 @@ MODULES = (
     "kernels/*.py",
 )
 TESTS = (
-    *("test_constants.py", "test_kernels.py"),
+    *("test_constants.py", "test_kernels.py", "test_collectives.py::test_bytes_and_steps_by_hand", "test_intervals.py"),
     # Pinned kernels take seconds, pinned models and answers minutes.
     "test_golden.py::test_the_plain_form_is_what_it_was",
     "test_golden.py::test_kernels_on_every_gpu_forecast_what_they_did",

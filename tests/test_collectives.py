@@ -191,6 +191,9 @@ def test_bytes_and_steps_by_hand() -> None:
     np.testing.assert_allclose(across["far hops"], np.array([2, 2]) * 2.7e-6, rtol=1e-5)
     np.testing.assert_allclose(times("send_recv", 2, 2)["nic"], 1e6 / 50e9, rtol=1e-5)
     np.testing.assert_allclose(times("all_to_all", 16, 2)["nic"], 8 / 16 * 1e6 / 50e9, rtol=1e-5)
+    sizes = collective_dims("all_to_all", 1e6, 16, 2)
+    unsaid = bounds({name: np.float32([sizes[name]]) for name in COLLECTIVE.dims})  # every copy crosses
+    np.testing.assert_allclose(unsaid["nic"][0], 8 / 16 * 1e6 / 50e9, rtol=1e-5)
     assert expert_copies(1, 8) == pytest.approx((1.0, 1.0))
     assert expert_copies(8, 1) == pytest.approx((1.0, 1.0))
 

@@ -165,7 +165,7 @@ def _work(dims: Dims, element_bytes: Float[Array, " kernel"]) -> Work:
         jnp.where(transformed, jnp.stack([dims[name + FORMS[form]] for form in forms], axis=1), dims[name][:, None])
         for name in ("m", "k")
     )
-    products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], 1.0)
+    products = jnp.where(transformed, jnp.array([PRODUCTS[form] for form in forms], jnp.float32)[None, :], PRODUCTS[0])
     blocks = dims["batch"][:, None] * products * whole(m / tile_m, dims) * whole(dims["n"][:, None] / tile_n, dims)
     split = jnp.clip(
         whole_down(k[:, :, None] / MIN_SPLIT_STEPS, dims), 1.0, jnp.array(SPLITS, jnp.float32)[None, None, :]
