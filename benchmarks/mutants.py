@@ -46,10 +46,11 @@ NAMES = frozenset(
     {
         *("DIRECTIONS", "FLASH2", "FLASH3"),
         *("LEVEL", "_RANGES", "_BANDWIDTH", "_PEAK", "MIN_BATCH", "FINE_BATCH", "WORTH_SAYING"),
-        *("FLOOR_S", "TENSOR_FLOOR_S"),
+        *("FLOOR_S", "TENSOR_FLOOR_S", "WINDOW_BYTES"),
     }
 )
-"""Constants that are no physics: positions, numbers of libraries, sizes of arrays, and where a training starts."""
+"""Constants that are no physics: positions, numbers of libraries, sizes of arrays, where a training starts, and what
+is larger than any."""
 
 TABLES: dict[str, tuple[str, ...]] = {
     "Head": ("tensor_bounds",),

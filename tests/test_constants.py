@@ -21,8 +21,8 @@ from neusight_jax.arithmetic import DTYPES, dtype_bytes
 from neusight_jax.kernels.attention import attention_dims
 from neusight_jax.kernels.conv import conv_dims
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.family import Work
-from neusight_jax.kernels.gemm import TILES
+from neusight_jax.kernels.family import UNPACK, Work
+from neusight_jax.kernels.gemm import TILES, unpacking
 from neusight_jax.model import mixture
 from neusight_jax.model.heads import HEADS, LINKED_HEADS, ChosenTile, heads_of, launched, most_times, physical_times
 from neusight_jax.model.mixture import init_family, mix
@@ -344,6 +344,47 @@ def test_menu_of_convolutions() -> None:
     np.testing.assert_allclose(work.form_flop[0], [total, total / 2.25, total / 4], rtol=1e-6)
     staged = (1 + 2 * 36 / 16) * image * (96 + 192) + (1 + 2 * 36 / 9) * 9 * 96 * 192
     np.testing.assert_allclose(work.form_bytes[0, 2], 4 * staged, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "padded", "passes"),
+    [("bf16", 96.0, 128.0, 0.0), ("tf32", 97.0, 112.0, 8.0), ("bf16", 97.0, 104.0, 8.0)],
+)
+def test_padding_of_channels_on_tensor_cores(dtype: str, channels: float, padded: float, passes: float) -> None:
+    """A step takes 128 bytes of channels, in tf32 64. Channels that do not start on 16 bytes are copied to some that
+    do: 8 passes over the images and 2 launches."""
+    sizes: dict[str, Any] = {"batch": 64.0, "in_channels": channels, "out_channels": 192.0, "in_size": (56.0, 56.0)}
+    sizes |= {"out_size": (56.0, 56.0), "window": (3.0, 3.0), "stride": (1.0, 1.0)}
+    work = works("tensor_conv", dtype, **conv_dims("conv", **sizes))
+    assert float(work.block_steps[0, 0, 0]) == 9 * padded
+    assert work.fetched_bytes is not None
+    image_bytes = 64 * 56 * 56 * channels * (4 if dtype == "tf32" else 2)
+    np.testing.assert_allclose(work.fetched_bytes, passes * image_bytes, rtol=1e-6)
+    np.testing.assert_allclose(work.more_launches, 2 * (passes > 0))
+
+
+@pytest.mark.parametrize(("block", "each"), [(32.0, 0.0), (33.0, 4.0 / 33), (128.0, 4.0 / 128)])
+def test_scales_of_blocks_beyond_what_matrix_units_take(block: float, each: float) -> None:
+    """Beyond 32 elements, 4 FLOP of the vector path for every result and block of the contraction."""
+    work = works("gemm_fp8", "fp8", batch=1.0, m=1024.0, n=512.0, k=4096.0, scale_block=block)
+    np.testing.assert_allclose(work.vector_flop, each * 1024 * 512 * 4096, rtol=1e-6)
+
+
+def test_weights_that_are_unpacked() -> None:
+    """Two instructions a weight. Up to 8 rows of M each weight is unpacked once for the kernel; beyond, for every 128
+    rows of a tile, and the sums of 32 products of integers take 5 instructions a row to scale."""
+    rows, tile = jnp.array([8.0, 9.0, 256.0, 256.0]), jnp.array([64.0, 64.0, 129.0, 128.0])[:, None, None]
+    of_kernel, of_block = jnp.full(4, 1e6), jnp.full((4, 1, 1), 1e3)
+    of_kernel_slots, of_block_slots = unpacking(
+        {UNPACK: jnp.full(4, 2.0)}, rows, (of_kernel, of_block), tile, jnp.array([1.0, 1.0, 1.0, 2.0])
+    )
+    assert of_kernel_slots is not None
+    assert of_block_slots is not None
+    np.testing.assert_allclose(of_kernel_slots, [2e6, 0.0, 0.0, 0.0])
+    scaled = 5 / 32
+    np.testing.assert_allclose(
+        of_block_slots[:, 0, 0], [0.0, 1e3 * (2 + 64 * scaled), 1e3 * (4 + 129 * scaled), 2e3], rtol=1e-6
+    )
 
 
 def test_menus_of_experts_and_attention() -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ import pytest
 from predictors import random_predictor
 
 import neusight_jax as nj
+from neusight_jax.graph.kernel import conv_kernel
 from neusight_jax.hardware.variant import vary_plainly
 from neusight_jax.kernels.families import FAMILIES
-from neusight_jax.kernels.table import KernelTable
+from neusight_jax.kernels.table import KernelTable, table_from_kernels
 from neusight_jax.model.intervals import (
     REACH,
     Intervals,
@@ -103,6 +105,16 @@ def test_they_are_those_of_isolated_kernels(tmp_path: Path) -> None:
         if device is not None:
             own = nj.load_card("fp32")["device_intervals"]["Tesla T4"]["softmax"]
             assert np.asarray(interval.log_high / interval.widening)[0] == pytest.approx(own, rel=1e-3)
+
+
+def test_products_by_the_network_of_other_products_are_twice_as_wide() -> None:
+    """A convolution in bf16 of everyday size, inside the sizes that products were measured at."""
+    sizes: dict[str, Any] = {"batch": 64.0, "in_channels": 512.0, "out_channels": 512.0, "groups": 1.0}
+    sizes |= {"in_size": (14.0, 14.0), "out_size": (14.0, 14.0), "window": (3.0, 3.0), "stride": (1.0, 1.0)}
+    batch = table_from_kernels(conv_kernel("conv", "bf16", sizes)).families["tensor_conv"]
+    predictor, gpu = nj.load_predictor("tensorcore"), on_device(nj.load_gpu("H100"))
+    interval = jax.jit(partial(kernel_interval, family=FAMILIES["tensor_conv"]))(predictor, gpu=gpu, batch=batch)
+    assert float(interval.shape_widening[0]) == pytest.approx(2.0)
 
 
 def test_without_intervals_there_is_one_line(table: KernelTable) -> None:

@@ -132,8 +132,8 @@ def unpacking(
 
 
 def weight_share(dims: Dims) -> Float[Array, " kernel"]:
-    """`WEIGHT_SHARE` of kernels, 1 where it is left out."""
-    return dims.get(WEIGHT_SHARE, jnp.ones_like(next(iter(dims.values()))))
+    """`WEIGHT_SHARE` of kernels, all of it where it is left out."""
+    return dims.get(WEIGHT_SHARE, jnp.full_like(next(iter(dims.values())), dict(OPTIONS)[WEIGHT_SHARE]))
 
 
 def elements_moved(dims: Dims, share: Float[Array, " kernel"] | float = 1.0) -> Float[Array, " kernel"]:
