@@ -49,8 +49,7 @@ def works(name: str, dtype: str = "fp32", **dims: Any) -> Work:
     """Work of kernels of one family; sizes are numbers or lists."""
     sizes = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, np.float32)) for size in dims.values()))
     columns = dict(zip(dims, sizes, strict=True))
-    size = {"fp32": 4.0, "tf32": 4.0, "fp4": 0.5}.get(dtype, 1.0 if "8" in dtype else 2.0)
-    return work_of(FAMILIES[name], columns, np.full(sizes[0].shape, size, np.float32))
+    return work_of(FAMILIES[name], columns, np.full(sizes[0].shape, dtype_bytes(dtype), np.float32))
 
 
 def times(
