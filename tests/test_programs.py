@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import neusight_jax as nj
+from neusight_jax.designs.answers import problem
 from neusight_jax.designs.search import Search
 from neusight_jax.model import batching, heads, latency, programs, streams
+from neusight_jax.model.predictor import RooflinePredictor
 from neusight_jax.model.programs import announce_compiling, one_shot, use_compile_cache
 from neusight_jax.workloads import workload
 
@@ -160,6 +162,28 @@ def test_what_a_search_closes_over_tells_its_programs_apart(kept: Path) -> None:
     assert not np.allclose(by_power, by_area)
     programs._kept_program.cache_clear()
     np.testing.assert_allclose(filled(power_w=100.0), by_power, rtol=1e-6)
+
+
+def test_another_question_of_a_search_forecasts_by_the_same_program(kept: Path) -> None:
+    gpu, load = nj.load_gpu("H100"), workload(nj.graph_from_config("bert-tiny", 1, 32))
+    logs = np.log([[2e12]])
+
+    def asked(low: float, objective: str | dict[str, float], **budgets: float) -> tuple[float, dict[str, float]]:
+        free = (nj.Range("mem_bytes_per_s", low, 1e13),)
+        of = problem(RooflinePredictor(), gpu, free, [load], objective=objective, budgets=budgets)
+        value, spent = Search(of).values(logs)
+        return float(value[0]), {name: float(each[0]) for name, each in spent.items()}
+
+    latency, _ = asked(1e12, "latency")
+    assert len(list(kept.iterdir())) == 1
+    programs._kept_program.cache_clear()  # as in the next process
+    product, spent = asked(1.5e12, {"latency_s": 1.0, load.name: 2.0, "area_mm2": 1.0}, area_mm2=900.0)
+    assert len(list(kept.iterdir())) == 1
+    assert product == pytest.approx(3.0 * latency + spent["area_mm2"], rel=1e-6)
+    # Figures of the machine are many: a budget on one makes a program of its own.
+    _, spent = asked(1e12, "latency", mem_bytes_per_s=3e12)
+    assert len(list(kept.iterdir())) == 2
+    assert spent["mem_bytes_per_s"] == pytest.approx(logs[0, 0], rel=1e-6)
 
 
 def test_keeping_programs_is_off_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

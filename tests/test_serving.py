@@ -27,7 +27,7 @@ from neusight_jax.serving.choices import Serving
 from neusight_jax.serving.layouts import capacity
 from neusight_jax.serving.steady import Lengths, Steady, demand, steady
 from neusight_jax.serving.steps import Model, Steps, axes, load_model, steps
-from neusight_jax.serving.times import Engine, Options, Times, best_drafts, times, usual_options
+from neusight_jax.serving.times import Engine, Options, Times, _between, best_drafts, times, usual_options
 
 PREDICTOR = RooflinePredictor()
 FREE = Engine(step_s=0.0, sequence_s=0.0, request_s=0.0, first_steps=0.0, kernels=1.0, experts=1.0, wave=0.0)
@@ -75,6 +75,19 @@ def test_steps_between_points_lie_between_them(own: Times) -> None:
     assert values.shape == (3,)
     assert np.all(np.diff(np.asarray(values)) > 0)
     assert float(own.step_s(0.0, 100.0)) == 0.0
+
+
+def test_tables_go_as_powers_between_their_points() -> None:
+    table = jnp.array([[1.0, 4.0], [2.0, 8.0], [18.0, 72.0]])  # over 1, 2, 6 and 0, 3
+    rows, columns = np.array([1.0, 2.0, 3.0, 6.0, 9.0, 0.5]), np.array([0.0, 3.0, 1.0, 1.0, 7.0, 0.0])
+    values = _between(table, ((1, 2, 6), rows), ((0, 3), columns))
+    of_rows = [1.0, 2.0, 2.0 * 9.0 ** (np.log(1.5) / np.log(3.0)), 18.0, 18.0, 1.0]
+    np.testing.assert_allclose(values, of_rows * np.array([1.0, 4.0, 2.0, 2.0, 4.0, 1.0]), rtol=1e-5)
+    assert float(_between(jnp.array([5.0]), ((4,), 7.0))) == pytest.approx(5.0)
+    # The slope within an interval is that of its power; beyond the points there is none.
+    slope = jax.grad(lambda size: jnp.log(_between(table[:, 0], ((1, 2, 6), jnp.exp(size)))))
+    assert float(slope(jnp.log(3.0))) == pytest.approx(2.0, rel=1e-5)
+    assert float(slope(jnp.log(7.0))) == 0.0
 
 
 def test_one_request_alone_waits_for_nobody(own: Times) -> None:

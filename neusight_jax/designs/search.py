@@ -30,6 +30,7 @@ from jaxtyping import Array, Float
 from neusight_jax.designs.model import on_divisors
 from neusight_jax.designs.problem import Given, Group, Problem, arguments, metrics
 from neusight_jax.errors import InputError
+from neusight_jax.hardware.variant import fields_of
 from neusight_jax.model.programs import one_shot
 
 GRADIENT_COST = 4
@@ -147,10 +148,15 @@ class Search:
         self.low, self.high = problem.bounds
         self.arguments = arguments(problem)
         self.timed = tuple(name for name in problem.budgets if name not in problem.cheap)
-        names = ([load.name for load in problem.workloads], dict(problem.exponents), list(problem.budgets))
-        constants = (problem.free, *names, problem.groups)
-        # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile.
-        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), constants)
+        # One program with a forecast in it, for values and slopes, exact and relaxed: it is what takes long to compile,
+        # so it knows neither ranges nor what is asked of the metrics. Figures of the machine are many: those not asked
+        # for are left out.
+        fields = [axis.field for axis in problem.free]
+        self._left = {*fields_of(problem.base)} - {*problem.exponents, *problem.budgets}
+        self._known = one_shot(jax.vmap(self._pushed, in_axes=(None, 0, 0, None, None)), (fields, sorted(self._left)))
+        # Bisections ask for costs in many places, and to trace the sizes of a model takes a while.
+        self._cheap = jax.jit(lambda given, logs: given.cheap(problem.figures(logs)))
+        constants = (problem.free, problem.groups)
         self._move = one_shot(self._moved, constants)
         self._fill = one_shot(jax.vmap(self._filled, in_axes=(None, 0, 0, None)), constants)
 
@@ -159,23 +165,35 @@ class Search:
         chosen = {**self.problem.budgets, **(limits or {})}
         return {name: jnp.asarray(chosen[name], float) for name in self.problem.budgets}
 
-    def _value(self, problem: Given, logs: Array, relaxation: Any, whole: Any = False) -> tuple[Any, Any]:
-        """Log objective and logs of the budgeted metrics of one machine; all metrics, seconds, and seconds by family.
+    def _value(self, problem: Given, logs: Array, relaxation: Any, whole: Any) -> tuple[Any, Any]:
+        """Logs of the metrics and of the seconds of the workloads on one machine; metrics, seconds, seconds by family.
 
         `whole` rounds figures that are whole numbers, as an exact forecast needs.
         """
         measures, seconds, parts = metrics(problem, self.problem.figures(logs, whole=whole), relaxation)
-        amounts = {**measures, **{load.name: seconds[place] for place, load in enumerate(self.problem.workloads)}}
-        objective = sum(power * jnp.log(amounts[name]) for name, power in self.problem.exponents.items())
-        budgeted = {name: jnp.log(amounts[name]) for name in self.problem.budgets}
-        return (jnp.asarray(objective), budgeted), (measures, seconds, parts)
+        amounts = {name: jnp.asarray(amount, float) for name, amount in measures.items() if name not in self._left}
+        of_metrics = jax.tree.map(jnp.log, amounts)
+        return (of_metrics, jnp.log(seconds)), (measures, seconds, parts)
 
     def _pushed(self, problem: Given, logs: Array, way: Array, relaxation: Any, whole: Any) -> tuple[Any, Any, Any]:
         """`_value` of one machine, and the derivatives of its first part along `way`, a direction in log fields."""
-        judged, slopes, outputs = jax.jvp(
+        values, slopes, outputs = jax.jvp(
             lambda point: self._value(problem, point, relaxation, whole), (logs,), (way,), has_aux=True
         )
-        return judged, slopes, outputs
+        return values, slopes, outputs
+
+    def _asked(
+        self, of_metrics: dict[str, np.ndarray], of_seconds: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The log objective and the logs of the budgeted metrics, from the first part of `_value` or from slopes of it.
+
+        Args:
+          of_metrics: by metric, [...].
+          of_seconds: of the workloads, [..., workload].
+        """
+        of = {**of_metrics, **{load.name: of_seconds[..., at] for at, load in enumerate(self.problem.workloads)}}
+        objective = sum(power * of[name] for name, power in self.problem.exponents.items())
+        return np.asarray(objective), {name: of[name] for name in self.problem.budgets}
 
     def _logs(self, raw: Array) -> Array:
         """Log fields inside their bounds from logistic units."""
@@ -197,7 +215,7 @@ class Search:
                 """How far a point is moved until budgets bind, which rise that way."""
 
                 def excess(point: Array, far: Array) -> Array:
-                    costs = problem.cheap(self.problem.figures(self._logs(point + way * far * along)))
+                    costs = self._cheap(problem, self._logs(point + way * far * along))
                     over = jnp.stack([jnp.log(costs[name]) - jnp.log(limits[name]) for name in names])
                     return jax.nn.logsumexp(over * _SHARPNESS) / _SHARPNESS
 
@@ -262,7 +280,7 @@ class Search:
           limits: of metrics, by name, each in the metric's unit.
           names: budgets that count, None = all that need no forecast.
         """
-        costs = problem.cheap(self.problem.figures(logs))
+        costs = self._cheap(problem, logs)
         names = self.problem.cheap if names is None else names
         kept = [jnp.log(costs[name]) <= jnp.log(limits[name]) + SLACK for name in names]
         return jnp.all(jnp.stack(kept)) if kept else jnp.asarray(True)
@@ -325,14 +343,13 @@ class Search:
         """Log objectives and logs of the budgeted metrics of points [point, field], and their gradients."""
         points, fields = logs.shape
         ways = np.tile(np.eye(fields), (points, 1))
-        judged, slopes, _ = self._padded(np.repeat(logs, fields, axis=0), ways, relaxation)
-        values = jax.tree.map(lambda leaf: leaf[::fields], judged)
-        return values, jax.tree.map(lambda leaf: leaf.reshape(points, fields), slopes)
+        values, slopes, _ = self._padded(np.repeat(logs, fields, axis=0), ways, relaxation)
+        judged = jax.tree.map(lambda leaf: leaf[::fields], self._asked(*values))
+        return judged, jax.tree.map(lambda leaf: leaf.reshape(points, fields), self._asked(*slopes))
 
     def values(self, logs: np.ndarray) -> tuple[Float[np.ndarray, " point"], dict[str, np.ndarray]]:
         """Exact log objectives of points [point, field], and logs of the budgeted metrics [point]."""
-        objective, spent = self._padded(logs)[0]
-        return objective, spent
+        return self._asked(*self._padded(logs)[0])
 
     def metrics(
         self, logs: np.ndarray
@@ -360,7 +377,8 @@ class Search:
     def rounding(self, point: Found, limits: dict[str, float] | None = None) -> float:
         """Objective of a point over the least without steps, whole tiles and waves: of itself and where descents that
         keep the budgets ended."""
-        objective, spent = self._padded(np.concatenate([point.logs[None], *point.ends]), relaxation=1.0)[0]
+        values, _, _ = self._padded(np.concatenate([point.logs[None], *point.ends]), relaxation=1.0)
+        objective, spent = self._asked(*values)
         over = [spent[name] - float(jnp.log(limit)) for name, limit in self.limits(limits).items()]
         kept = np.max([np.zeros(len(objective)), *over], axis=0) < _KEPT
         return float(np.exp(point.objective - objective[kept].min(initial=objective[0])))

@@ -169,6 +169,7 @@ class Steady:
         return self.tpot_s if percentile == 50.0 else self.tpot_p95_s
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Wait:
     """Seconds that a prompt waits for others.
@@ -250,15 +251,16 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
         return added, decoding, looked, first, wait, jnp.clip(1.0 + arrived, 1.0, fullest)
 
     # Half a step each time keeps the iteration from swinging.
-    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], None]:
+    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], Any]:
         share, together = state
-        _, decoding, _, first, wait, sharing = parts(share, together)
+        added, decoding, looked, first, wait, sharing = parts(share, together)
         found = decoding / (decoding + first + wait.mean)
-        return (0.5 * (share + found), 0.5 * (together + sharing)), None
+        return (0.5 * (share + found), 0.5 * (together + sharing)), (share, added, decoding, looked, first, wait)
 
     alone = jnp.ones_like(running), jnp.ones_like(running)
-    (share, together), __ = jax.lax.scan(iterate, alone, None, length=ITERATIONS)
-    added, decoding, looked, first, wait, _ = parts(share, together)
+    # One round more than iterations, whose parts are the answer: worked out after the loop, they are compiled twice.
+    _, rounds = jax.lax.scan(iterate, alone, None, length=ITERATIONS + 1)
+    share, added, decoding, looked, first, wait = jax.tree.map(lambda each: each[-1], rounds)
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
