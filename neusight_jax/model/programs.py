@@ -65,12 +65,19 @@ def one_shot(function: _Function, closes_over: object = None, *, plainly: bool =
         if _programs is None or not _on_the_first_cpu(leaves) or not _of_this_package(tree):
             return alone()(*arguments)
         name = f"{function.__module__}.{function.__qualname__}"
-        values = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
-        kinds = tuple((np.shape(value), str(jax.dtypes.canonicalize_dtype(value.dtype))) for value in values)
+        values = [leaf if isinstance(leaf, (jax.Array, np.ndarray)) else np.asarray(leaf) for leaf in leaves]
+        wide = _config.jax_enable_x64
+        kinds = tuple((value.shape, _dtype_name(value.dtype, wide)) for value in values)
         program = _kept_program(name, repr(closes_over), tree, kinds, plainly, function)
         return program(values) if program is not None else alone()(*arguments)
 
     return cast(_Function, run)
+
+
+@functools.cache  # a search asks for hundreds of thousands
+def _dtype_name(dtype: np.dtype[Any], wide: bool) -> str:
+    """Name of a dtype as a program has it, where `wide` with 64 bits."""
+    return str(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _on_the_first_cpu(leaves: list[Any]) -> bool:

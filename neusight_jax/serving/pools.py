@@ -33,7 +33,17 @@ from neusight_jax.model.programs import one_shot
 from neusight_jax.serving.choices import Load, ServingChoice
 from neusight_jax.serving.layouts import TENSOR, Replica
 from neusight_jax.serving.power import powered
-from neusight_jax.serving.steady import PERCENTILES, Z95, Demand, Steady, Wait, demand, first_interval, waiting
+from neusight_jax.serving.steady import (
+    PERCENTILES,
+    Z95,
+    Demand,
+    Steady,
+    Wait,
+    demand,
+    first_interval,
+    iterated,
+    waiting,
+)
 from neusight_jax.serving.steps import Model, cache_bytes
 from neusight_jax.serving.times import Times, stacked
 
@@ -91,17 +101,14 @@ def pools(
         told = prefill.engine.first_steps * request.decode(decode.step_s, beside)
         return rate, beside, before + told + prompt, wait, jnp.clip(1.0 + arrived, 1.0, shared)
 
-    # Half a step each time keeps the iteration from swinging.
-    def iterate(state: tuple[Array, Array, Array], __: None) -> tuple[tuple[Array, Array, Array], None]:
-        _, beside, first, wait, sharing = parts(*state)
+    def step(state: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array, Array], Any]:
+        rate, beside, first, wait, sharing = parts(*state)
         decoding = decoding_s(1.0 + beside)
-        after = first + wait.mean + decoding, decoding, sharing
-        return jax.tree.map(lambda old, new: 0.5 * (old + new), state, after), None
+        return (first + wait.mean + decoding, decoding, sharing), (rate, beside, first, wait)
 
     alone = decoding_s(jnp.ones(()))
     start = before + request.prompt(prefill.step_s, 0.0) + alone, alone, jnp.ones(())
-    state, __ = jax.lax.scan(iterate, start, None, length=ITERATIONS)
-    (life, decoding, _), (rate, beside, first, wait, _) = state, parts(*state)
+    (life, decoding, _), (rate, beside, first, wait) = iterated(step, start, ITERATIONS)
     over = jnp.where(poisson > 0, jnp.where(load > 1.001 * rate, jnp.inf, 0.0), jnp.maximum(load / rate - life, 0.0))
     spread = jnp.sqrt(beside * (1.0 - (1.0 - poisson) * decoding / life) + 1e-12)
     fuller = 1.0 + jnp.minimum(beside + Z95 * spread, most - 1.0)

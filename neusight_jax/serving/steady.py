@@ -214,6 +214,25 @@ def waiting(prompt_s: Array, busy: Array, full: Array, burst_s: Array, wave: Arr
     return Wait(busy, queued, waved, jnp.asarray(wave))
 
 
+def iterated(step: Callable[[Any], tuple[Any, Any]], start: Any, iterations: int) -> tuple[Any, Any]:
+    """The state after so many iterations, and what a step says of it.
+
+    Args:
+      step: the next state by a state, a tree of arrays, and anything else that it works out on the way.
+      start: the first state.
+      iterations: of half a step each, which keeps them from swinging.
+    """
+
+    def halfway(state: Any, _: None) -> tuple[Any, Any]:
+        after, told = step(state)
+        return jax.tree.map(lambda old, new: 0.5 * (old + new), state, after), (state, told)
+
+    # One more than asked for, whose own state is the answer: a step after the loop would be compiled once more.
+    _, every = jax.lax.scan(halfway, start, None, length=iterations + 1)
+    last: tuple[Any, Any] = jax.tree.map(lambda each: each[-1], every)
+    return last
+
+
 def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) -> Steady:
     """The steady state of a replica.
 
@@ -250,17 +269,12 @@ def steady(times: Times, request: Demand, requests: ArrayLike, most: ArrayLike) 
         wait = waiting(prompt, arrived / together, arrived / fullest, burst, wave)
         return added, decoding, looked, first, wait, jnp.clip(1.0 + arrived, 1.0, fullest)
 
-    # Half a step each time keeps the iteration from swinging.
-    def iterate(state: tuple[Array, Array], __: None) -> tuple[tuple[Array, Array], Any]:
-        share, together = state
-        added, decoding, looked, first, wait, sharing = parts(share, together)
-        found = decoding / (decoding + first + wait.mean)
-        return (0.5 * (share + found), 0.5 * (together + sharing)), (share, added, decoding, looked, first, wait)
+    def step(state: tuple[Array, Array]) -> tuple[tuple[Array, Array], Any]:
+        added, decoding, looked, first, wait, sharing = parts(*state)
+        return (decoding / (decoding + first + wait.mean), sharing), (added, decoding, looked, first, wait)
 
     alone = jnp.ones_like(running), jnp.ones_like(running)
-    # One round more than iterations, whose parts are the answer: worked out after the loop, they are compiled twice.
-    _, rounds = jax.lax.scan(iterate, alone, None, length=ITERATIONS + 1)
-    share, added, decoding, looked, first, wait = jax.tree.map(lambda each: each[-1], rounds)
+    (share, _), (added, decoding, looked, first, wait) = iterated(step, alone, ITERATIONS)
     rate = running / (first + wait.mean + decoding)
     queue = (held - running) / rate
     met, batch, tpot = jnp.maximum(others * share, 0.0), running * share, decoding / outputs
