@@ -203,3 +203,47 @@ def test_a_device_holds_its_part(kind: str) -> None:
     one = graph(kind, 500)
     two = nj.graph_from_config(DECODERS[kind], 1, 500, "decode", "bf16", tensor_parallel=2)
     assert 0.45 < (two.parameters or 0.0) / (one.parameters or 1.0) < 0.8
+
+
+def test_step_has_more_heads_in_windowed_layers_and_a_gate_for_each() -> None:
+    local = {"num_attention_heads": 12, "num_attention_groups": 2, "head_dim": 32}
+    config = {
+        **{"model_type": "step3p5", "hidden_size": 256, "num_hidden_layers": 5, "num_attention_heads": 8},
+        **{"num_attention_groups": 2, "head_dim": 32, "intermediate_size": 512, "vocab_size": 1000},
+        **{"layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"], "sliding_window": 128},
+        **{"attention_other_setting": local, "moe_num_experts": 16, "moe_top_k": 4, "moe_intermediate_size": 64},
+        **{"share_expert_dim": 64, "moe_layers_enum": "2,3,4"},
+    }
+    work = nj.graph_from_config(config, 1, 1000, "decode", "bf16")
+    # Queries and output, keys and values, gate, norms of heads.
+    full, windowed = (2 * 256 * 32 * heads + 2 * 256 * 64 + 256 * heads + 2 * 32 for heads in (8, 12))
+    experts = 256 * 16 + (16 + 1) * 3 * 256 * 64
+    ends = 2 * 1000 * 256 + (5 * 2 + 1) * 256
+    assert work.parameters == 2 * full + 3 * windowed + 2 * 3 * 256 * 512 + 3 * experts + ends
+    assert pairs(work) == 2 * 1000 + 3 * 128
+    with pytest.raises(nj.InputError, match="9 heads of windowed layers are not divisible by 2 KV heads"):
+        nj.graph_from_config({**config, "attention_other_setting": {**local, "num_attention_heads": 9}}, 1, 64)
+    with pytest.raises(nj.InputError, match="moe_layers_enum is '2;3', expected layer numbers with commas"):
+        nj.graph_from_config({**config, "moe_layers_enum": "2;3"}, 1, 64)
+
+
+def test_layers_that_a_search_narrowed_or_left_out() -> None:
+    blocks = [
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.0}},
+        {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
+        {"attention": {"replace_with_linear": True}, "ffn": {"no_op": True}},
+    ]
+    config = {
+        **{"model_type": "nemotron-nas", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8},
+        **{"vocab_size": 500, "max_position_embeddings": 4096, "block_configs": blocks},
+    }
+    work = nj.graph_from_config(config, 1, 1000, "decode", "bf16")
+    # 2/3 of twice and once the width, in whole 256.
+    attention, wide, narrow = 2 * 256 * 256 + 2 * 256 * 64, 3 * 256 * 512, 3 * 256 * 256
+    ends = 2 * 500 * 256 + (2 + 1 + 1 + 1) * 256
+    assert work.parameters == attention + wide + narrow + 256 * 256 + ends
+    assert cache(work) == 1000 * 2 * 64 * 2
+    with pytest.raises(nj.InputError, match="n_heads_in_group is 3, expected a divisor of 8 heads"):
+        nj.graph_from_config({**config, "block_configs": [{**blocks[0], "attention": {"n_heads_in_group": 3}}] * 3}, 1)
+    with pytest.raises(nj.InputError, match="block_configs is no list of 3 JSON objects"):
+        nj.graph_from_config({**config, "block_configs": blocks[:2]}, 1)
