@@ -228,7 +228,7 @@ def test_step_has_more_heads_in_windowed_layers_and_a_gate_for_each() -> None:
 
 
 def test_layers_that_a_search_narrowed_or_left_out() -> None:
-    blocks = [
+    blocks: list[dict[str, Any]] = [
         {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 2.0}},
         {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}},
         {"attention": {"replace_with_linear": True}, "ffn": {"no_op": True}},
