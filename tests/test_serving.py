@@ -84,10 +84,11 @@ def test_tables_go_as_powers_between_their_points() -> None:
     of_rows = [1.0, 2.0, 2.0 * 9.0 ** (np.log(1.5) / np.log(3.0)), 18.0, 18.0, 1.0]
     np.testing.assert_allclose(values, of_rows * np.array([1.0, 4.0, 2.0, 2.0, 4.0, 1.0]), rtol=1e-5)
     assert float(_between(jnp.array([5.0]), ((4,), 7.0))) == pytest.approx(5.0)
-    # The slope within an interval is that of its power; beyond the points there is none.
-    slope = jax.grad(lambda size: jnp.log(_between(table[:, 0], ((1, 2, 6), jnp.exp(size)))))
-    assert float(slope(jnp.log(3.0))) == pytest.approx(2.0, rel=1e-5)
-    assert float(slope(jnp.log(7.0))) == 0.0
+    # The slope within an interval is that of its power, at a point that of the one above, at the last that of the one
+    # below; beyond the points there is none.
+    slope = jax.grad(lambda size: _between(table[:, 0], ((1, 2, 6), size)))
+    slopes = [float(slope(size)) for size in (0.5, 1.0, 1.5, 2.0, 3.0, 6.0, 7.0)]
+    assert slopes == pytest.approx([0.0, 1.0, 1.0, 2.0, 3.0, 6.0, 0.0], rel=1e-5)
 
 
 def test_one_request_alone_waits_for_nobody(own: Times) -> None:

@@ -418,7 +418,10 @@ def _between_points(table: Array, sizes: tuple[Array, ...], axes: tuple[tuple[in
         # Compared with every point: a search for the one below takes several times as long to compile.
         low = jnp.sum(size[..., None] >= ends[1:-1], axis=-1)
         high = jnp.minimum(low + 1, len(points) - 1)
-        share = jnp.clip((size - jnp.asarray(ends)[low]) / jnp.diff(ends, append=np.inf)[low], 0.0, 1.0)
+        # At a point the slope is that of the interval above, at the last that of the one below; `clip` would halve it.
+        size = jnp.where(size < ends[0], ends[0], jnp.where(size > ends[-1], ends[-1], size))
+        widths = np.diff(ends, append=np.float32(np.inf))
+        share = (size - jnp.asarray(ends)[low]) / jnp.asarray(widths)[low]
         sides.append(((low, 1.0 - share), (high, share)))
     total = jnp.zeros(())
     for corner in product(*sides):
